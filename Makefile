@@ -1,0 +1,52 @@
+# `make` alone lists what there is. Everything runs in .venv, which the first command makes.
+
+PYTHON ?= python3
+TORCH ?= 2.13.0
+PY := .venv/bin/python
+
+# Inductor takes g++ unless CXX says otherwise; make's own default for CXX would hide that there is none.
+ifeq ($(origin CXX),default)
+CXX := $(firstword $(shell command -v g++ || command -v clang++ || command -v c++))
+endif
+export CXX
+
+.DEFAULT_GOAL := help
+.PHONY: help env env-lint demo test test-all lint gpu clean
+
+# A command with an Inductor cache of its own, removed afterwards: no result of an earlier run is taken for this one's.
+define with_fresh_cache
+@cache=$$(mktemp -d) && trap 'rm -rf "$$cache"' EXIT && trap 'exit 130' INT TERM && \
+TORCHINDUCTOR_CACHE_DIR="$$cache" $(1)
+endef
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+env: ## Set up .venv only (TORCH=2.13.0 installs that torch, TORCH= keeps what is there; PYTHON=python3.12)
+	@$(PYTHON) tools/set_up.py all --torch "$(TORCH)"
+
+env-lint:
+	@$(PYTHON) tools/set_up.py lint
+
+demo: env ## Train a small GPT-2 with and without recompile (TEXT=file trains on that text)
+	@$(PY) -m demo.train_gpt2 $(if $(TEXT),--text "$(TEXT)")
+
+test: env ## Run the tests, without the slow ones
+	$(call with_fresh_cache,$(PY) -m pytest -m "not slow and not gpu")
+
+test-all: env ## Run the tests, with the slow ones
+	$(call with_fresh_cache,$(PY) -m pytest -m "not gpu")
+
+lint: env-lint ## Check style and imports
+	@$(PY) -m ruff check
+	@$(PY) -m ruff format --check
+
+gpu: env ## Run the tests that need a CUDA GPU
+	@$(PY) -c 'import sys, torch; torch.cuda.is_available() or (print("make gpu needs a CUDA GPU, and torch " \
+	+ torch.__version__ + " finds none: run it on a machine with one, with a CUDA build of torch.", \
+	file=sys.stderr), sys.exit(2))'
+	$(call with_fresh_cache,$(PY) -m pytest -m gpu tests/gpu)
+
+clean: ## Remove .venv and all else that these commands made
+	rm -rf .venv build dist *.egg-info demo/out .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

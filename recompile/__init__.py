@@ -1,0 +1,36 @@
+"""recompile: activation rematerialisation for torch.compile under a budget on peak memory.
+
+``torch.compile(model, backend="recompile", options={"memory_budget": "12GiB"})`` needs no import of this package.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "BudgetError": "recompile.errors",
+    "OptionError": "recompile.errors",
+    "PlanError": "recompile.errors",
+    "Explanation": "recompile.report.explanation",
+    "Measurement": "recompile.measure",
+    "annotate": "recompile.annotate",
+    "explain": "recompile.api",
+    "measure": "recompile.measure",
+    "remat": "recompile.api",
+}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'recompile' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

@@ -1,0 +1,142 @@
+"""From an fx joint graph to facts: every node's side, storage, bytes, work, seconds, and what may be done with it.
+
+Analysis only: the graph is read, never changed. Linear in nodes and edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.fx as fx
+
+from recompile.cost import roofline_seconds
+from recompile.hardware import Hardware
+from recompile.joint import Annotation, JointGraph, Kind, Side
+from recompile.rules import NO_RECOMPUTE, NO_SAVE, LegalityFacts, first_reason, written_arguments
+from recompile.torch_private import is_symbol, is_tangent, must_be_in_backward, must_be_in_forward, storage_key
+from recompile.work import kind_of, storage_bytes_of, work_of
+
+
+def annotate(
+    joint: fx.GraphModule, num_fwd_outputs: int, hardware: Hardware, static_inputs: Iterable[fx.Node] = ()
+) -> JointGraph:
+    """Annotate a joint forward/backward graph.
+
+    ``joint`` is what AOTAutograd hands a partitioner: placeholders ``primals_*`` and ``tangents_*``, and one output tuple
+    of which the first ``num_fwd_outputs`` belong to forward. ``hardware`` prices seconds. ``static_inputs`` are the
+    placeholders that stay allocated whatever happens (parameters and buffers).
+    """
+    graph = joint.graph
+    nodes = [node for node in graph.nodes if node.op != "output"]
+    sides = sides_of(graph, num_fwd_outputs)
+    owner = storage_owners(nodes)
+    index = {node: position for position, node in enumerate(nodes)}
+    facts = LegalityFacts(owner, overwritten_reads(nodes, owner, sides))
+    notes = {}
+    for node in nodes:
+        kind, work = kind_of(node), work_of(node)
+        notes[node] = Annotation(
+            side=sides[node],
+            kind=kind,
+            storage=index[owner[node]],
+            size_bytes=0 if is_symbol(node) else storage_bytes_of(node.meta.get("val")),
+            work=work,
+            seconds=roofline_seconds(work, hardware, dtype_of(node), kind),
+            cannot_save=first_reason(NO_SAVE, node, facts),
+            cannot_recompute=first_reason(NO_RECOMPUTE, node, facts),
+        )
+    return JointGraph(graph, notes, num_fwd_outputs, frozenset(static_inputs))
+
+
+def dtype_of(node: fx.Node) -> torch.dtype:
+    """The dtype that decides an op's rate: that of its first floating input, else of its result."""
+    values = [argument.meta.get("val") for argument in node.all_input_nodes] + [node.meta.get("val")]
+    tensors = [val for val in values if isinstance(val, torch.Tensor)]
+    return next((val.dtype for val in tensors if val.dtype.is_floating_point), torch.float32)
+
+
+def sides_of(graph: fx.Graph, num_fwd_outputs: int) -> dict[fx.Node, Side]:
+    """FORWARD: forward's outputs and effects need it. BACKWARD: a tangent reaches it. EITHER: all else."""
+    returned = graph.output_node().args[0]
+    backward: set[fx.Node] = set()
+    for node in graph.nodes:
+        if is_tangent(node) or must_be_in_backward(node) or any(a in backward for a in node.all_input_nodes):
+            backward.add(node)
+    forward: set[fx.Node] = set()
+    pending = [node for node in returned[:num_fwd_outputs] if isinstance(node, fx.Node)]
+    pending += [n for n in graph.nodes if n not in backward and (must_be_in_forward(n) or has_forward_effect(n))]
+    while pending:
+        node = pending.pop()
+        if node not in forward and node not in backward:
+            forward.add(node)
+            pending.extend(node.all_input_nodes)
+    sides = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            sides[node] = Side.BACKWARD if is_tangent(node) else Side.FORWARD
+        else:
+            sides[node] = Side.FORWARD if node in forward else Side.BACKWARD if node in backward else Side.EITHER
+    return sides
+
+
+def has_forward_effect(node: fx.Node) -> bool:
+    """Whether the node does something besides returning a value, so that forward must run it whoever reads it."""
+    return node.op == "call_function" and node.is_impure() and not node.users
+
+
+def storage_owners(nodes: list[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """For each node the first node with the same storage: a view's base, or the node itself."""
+    first: dict[int, fx.Node] = {}
+    owner = {}
+    for node in nodes:
+        val = node.meta.get("val")
+        key = storage_key(val) if isinstance(val, torch.Tensor) else None
+        owner[node] = node if key is None else first.setdefault(key, node)
+    return owner
+
+
+def overwritten_reads(
+    nodes: list[fx.Node], owner: dict[fx.Node, fx.Node], sides: dict[fx.Node, Side]
+) -> dict[fx.Node, fx.Node]:
+    """Nodes that read storage which a later node of forward writes, with that writer. Views read it too."""
+    last_write: dict[fx.Node, tuple[int, fx.Node]] = {}
+    for position, node in enumerate(nodes):
+        if sides[node] is not Side.BACKWARD:
+            for written in written_arguments(node):
+                last_write[owner[written]] = (position, node)
+    reads = {}
+    for position, node in enumerate(nodes):
+        for argument in node.all_input_nodes:
+            written_at, writer = last_write.get(owner[argument], (-1, None))
+            if written_at > position and sides[node] is not Side.BACKWARD and kind_of(node) is not Kind.INPUT:
+                reads[node] = writer
+    return reads
+
+
+def inputs_to_snapshot(graph: fx.Graph, num_fwd_outputs: int) -> list[fx.Node]:
+    """Placeholders that forward overwrites although backward needs what was read from them before."""
+    nodes = [node for node in graph.nodes if node.op != "output"]
+    sides = sides_of(graph, num_fwd_outputs)
+    owner = storage_owners(nodes)
+    relevant = needed_in_backward(graph, sides, num_fwd_outputs)
+    written = {owner[argument] for n in nodes if sides[n] is not Side.BACKWARD for argument in written_arguments(n)}
+    found: dict[fx.Node, None] = {}
+    for node in nodes:
+        if node in relevant and not written_arguments(node):
+            found.update((a, None) for a in node.all_input_nodes if a.op == "placeholder" and owner[a] in written)
+    return list(found)
+
+
+def needed_in_backward(graph: fx.Graph, sides: dict[fx.Node, Side], num_fwd_outputs: int) -> set[fx.Node]:
+    """Backward's nodes and everything they are computed from."""
+    returned = graph.output_node().args[0][num_fwd_outputs:]
+    pending = [node for node in graph.nodes if sides.get(node) is Side.BACKWARD]
+    pending += [node for node in returned if isinstance(node, fx.Node)]
+    seen: set[fx.Node] = set()
+    while pending:
+        node = pending.pop()
+        if node not in seen:
+            seen.add(node)
+            pending.extend(node.all_input_nodes)
+    return seen

@@ -1,0 +1,85 @@
+"""The public functions that people call besides torch.compile."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from recompile import records
+from recompile.options import Options
+from recompile.report.explanation import Explanation
+from recompile.torch_private import backends_of, original_code
+
+
+def explain(compiled: Any) -> Explanation:
+    """What was decided for every training graph compiled so far for ``compiled``.
+
+    ``compiled`` is what ``torch.compile(..., backend="recompile")`` or ``@recompile.remat`` returned, or a module whose
+    submodules were compiled in place. Call it after the first forward. Raises TypeError for anything else.
+    """
+    wrappers = backends_of(compiled)
+    if not wrappers:
+        raise TypeError(
+            f"explain() takes what torch.compile(..., backend='recompile') or recompile.remat returned, got "
+            f"{type(compiled).__name__} that is not compiled"
+        )
+    code = original_code(compiled)
+    found = [record for wrapper in wrappers for record in records.records_of(wrapper, code)]
+    graphs = tuple(graph for record in found for graph in record.graphs)
+    notes = []
+    breaks = [graph.ended_by for graph in graphs if graph.ended_by]
+    if breaks:
+        notes.append(
+            f"{len(breaks)} graph break(s): the budget holds for each graph on its own, not for their sum. Breaks: {'; '.join(breaks)}"
+        )
+    if any(record.missing for record in found):
+        notes.append("some compiled code came from a cache that no longer has its record; clear the Inductor cache to see its plan")
+    return Explanation(graphs, tuple(notes))
+
+
+def remat(target: Any = None, /, *, dynamic: bool | None = None, fullgraph: bool = False, **options: Any) -> Any:
+    """Compile a module class, a module or a function with activation rematerialisation; as decorator or call.
+
+    ``@remat`` or ``@remat(memory_budget=0.3)``. Options are those of the backend (``memory_budget``, ``planner``,
+    ``hardware``, ``reserve``, ``verbose``, ``mode``, and Inductor's); ``dynamic`` and ``fullgraph`` are torch.compile's.
+    A class comes back as itself, its instances compile on their first call; a module comes back as itself, compiled
+    in place; a function comes back wrapped. Raises OptionError at once for a bad option, TypeError for other targets.
+    """
+    Options.parse(options)
+    arguments = {"backend": "recompile", "dynamic": dynamic, "fullgraph": fullgraph, "options": dict(options)}
+    if target is None:
+        return functools.partial(_apply, arguments=arguments)
+    return _apply(target, arguments=arguments)
+
+
+def _apply(target: Any, *, arguments: dict[str, Any]) -> Any:
+    if inspect.isclass(target) and issubclass(target, torch.nn.Module):
+        target._compiled_call_impl = _CompileOnFirstCall(arguments)
+        return target
+    if isinstance(target, torch.nn.Module):
+        target.compile(**arguments)
+        return target
+    if callable(target) and not inspect.isclass(target):
+        return torch.compile(target, **arguments)
+    raise TypeError(f"remat takes an nn.Module class, an nn.Module or a function, got {target!r}")
+
+
+class _CompileOnFirstCall:
+    """What ``nn.Module.__call__`` finds on a decorated class: compiles the instance in place the first time.
+
+    A non-data descriptor: ``nn.Module.compile`` stores its result on the instance, which then wins. It is never pickled
+    or copied (``nn.Module.__getstate__`` drops it), so copies compile for themselves.
+    """
+
+    def __init__(self, arguments: dict[str, Any]):
+        self.arguments = arguments
+
+    def __get__(self, module: torch.nn.Module | None, owner: type) -> Callable | None:
+        if module is None:
+            return None
+        module.compile(**self.arguments)
+        return module.__dict__["_compiled_call_impl"]

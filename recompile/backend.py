@@ -1,0 +1,145 @@
+"""The torch.compile backend and the partitioner object that Inductor calls."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from recompile import records
+from recompile.annotate import annotate, inputs_to_snapshot
+from recompile.decide import decide
+from recompile.hardware import Hardware
+from recompile.hardware import resolve as resolve_hardware
+from recompile.joint import JointGraph
+from recompile.options import Options
+from recompile.passes import snapshot_overwritten, split_joint
+from recompile.report.explanation import report_graph
+from recompile.timeline import Timeline
+from recompile.torch_private import CustomPartitionerFn, compile_being_served, compile_with_inductor, fx_graph_cse
+from recompile.units import format_bytes
+
+log = logging.getLogger("recompile")
+
+
+def recompile(
+    model: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
+) -> Any:
+    """Backend for ``torch.compile(model, backend="recompile", options={...})``.
+
+    Training graphs are split under ``memory_budget`` and handed to Inductor; graphs that need no gradient go to plain
+    Inductor. Options: see ``recompile.options``; all others are Inductor's. Raises OptionError (a ValueError) for an
+    option it does not know, BudgetError when no plan fits.
+    """
+    parsed = Options.parse(options, mode)
+    if not needs_gradient(example_inputs):
+        return compile_with_inductor(model, list(example_inputs), dict(parsed.inductor), None)
+    device = device_of(example_inputs)
+    parsed = parsed.with_auto_resolved(device)
+    partitioner = Partitioner(parsed, resolve_hardware(parsed.hardware, device), graph_break_of(model))
+    wrapper, code = compile_being_served()
+    key = records.key_of(model, example_inputs, partitioner.uuid())
+    with records.recording() as graphs:
+        compiled = compile_with_inductor(model, list(example_inputs), inductor_patches(parsed), partitioner)
+    if graphs:
+        records.store(key, graphs)
+        record = records.Record(code, graphs)
+    else:
+        known = records.load(key)
+        record = records.Record(code, known or [], missing=known is None)
+    records.attach(wrapper, record)
+    if parsed.verbose:
+        for graph in record.graphs:
+            log.warning("recompile: predicted peak %s, %s", format_bytes(graph.peak_bytes), graph.budget)
+    return compiled
+
+
+def needs_gradient(inputs: Sequence[Any]) -> bool:
+    """Whether this is a training graph: gradients are on and some input wants one."""
+    return torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs)
+
+
+def device_of(inputs: Sequence[Any]) -> torch.device:
+    """The device that is planned for: an accelerator if any input is on one, else the CPU."""
+    devices = [value.device for value in inputs if isinstance(value, torch.Tensor)]
+    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+
+
+def graph_break_of(model: fx.GraphModule) -> str:
+    """Where and why Dynamo ended this graph early; "" when it did not."""
+    reason = getattr(model, "compile_subgraph_reason", None)
+    if reason is None or not reason.graph_break:
+        return ""
+    where = f"{reason.user_stack[-1].filename}:{reason.user_stack[-1].lineno}" if reason.user_stack else "unknown place"
+    return f"{where}: {str(reason.reason).splitlines()[0]}"
+
+
+def inductor_patches(options: Options) -> dict[str, Any]:
+    """Inductor's options for a training graph: the user's, and with a budget no hoarding of dead buffers for reuse."""
+    patches = dict(options.inductor)
+    if options.memory_budget is not None:
+        patches.setdefault("allow_buffer_reuse", False)
+    return patches
+
+
+class Partitioner(CustomPartitionerFn):
+    """Splits joint graphs for one set of options and one hardware. Immutable; its identity is its fingerprint."""
+
+    def __init__(self, options: Options, hardware: Hardware | None = None, ended_by: str = ""):
+        self.options = options
+        self.hardware = hardware or resolve_hardware(options.hardware, torch.device("cpu"))
+        self.ended_by = ended_by
+        self._uuid = options.fingerprint(self.hardware)
+
+    def __call__(
+        self, joint: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None = None, **_: Any,
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:  # fmt: skip
+        """The forward and backward modules of a joint graph. ``joint_inputs`` and the compiler's name are not used."""
+        started = time.perf_counter()
+        prepare(joint, num_fwd_outputs)
+        placeholders = joint.graph.find_nodes(op="placeholder")
+        static = [placeholders[i] for i in static_lifetime_input_indices or ()]
+        annotated = annotate(joint, num_fwd_outputs, self.hardware, static)
+        plan, budget = decide(annotated, self.hardware, self.options)
+        self._record(annotated, plan, budget.peak_bytes, time.perf_counter() - started)
+        order = {node: position for position, node in enumerate(joint.graph.nodes)}
+        saved = sorted((choice.node for choice in plan.saved), key=order.__getitem__)
+        return split_joint(joint, saved, num_fwd_outputs, static)
+
+    def _record(self, annotated: JointGraph, plan, budget_bytes: int | None, seconds: float) -> None:
+        timeline = Timeline(annotated, self.hardware)
+        kept = frozenset(timeline.flow.index[c.node] for c in plan.saved if c.node.op != "placeholder")
+        records.add(
+            report_graph(
+                annotated, plan, timeline.simulate(kept), planner=self.options.planner_name(), hardware=self.hardware.name,
+                budget=repr(self.options.memory_budget), budget_bytes=budget_bytes, planning_seconds=seconds, ended_by=self.ended_by,
+            )  # fmt: skip
+        )
+
+    def uuid(self) -> str:
+        """Inductor's cache key for this partitioner: our sources, options, hardware and torch's version."""
+        return self._uuid
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _by_fingerprint, (self._uuid,)
+
+    def __deepcopy__(self, memo: Any) -> Partitioner:
+        return self
+
+
+def _by_fingerprint(uuid: str) -> Partitioner:
+    """Partitioners are pickled into cache keys only; there is nothing to bring back."""
+    raise TypeError(f"the partitioner {uuid[:12]} was pickled as a cache key and cannot be unpickled")
+
+
+def prepare(joint: fx.GraphModule, num_fwd_outputs: int) -> None:
+    """Clean a joint graph before it is annotated, in place."""
+    joint.graph.eliminate_dead_code()
+    joint.graph = fx_graph_cse(joint.graph)  # equal computations of forward and backward become one value to decide on
+    snapshot_overwritten(joint.graph, inputs_to_snapshot(joint.graph, num_fwd_outputs))
+    joint.recompile()

@@ -1,0 +1,275 @@
+"""Which kernels a compiler makes of a program, predicted from the dataflow alone: what is stored and what fuses.
+
+A model of Inductor's scheduler (torch/_inductor/ir.py ``StorageBox``, scheduler.py ``can_fuse``), not a copy: pointwise
+values are inlined into their readers unless something forces them into memory, then stored ops that share a buffer and a
+loop shape are merged greedily as long as no path leaves and re-enters the kernel. Complexity: O(ops x kernels) for the
+cycle test on bitsets. Left out for now: split reductions, tilings, spills of looped reductions.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.fx as fx
+
+from recompile.dataflow import Dataflow, num_elements
+from recompile.joint import JointGraph, Kind
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+# torch._inductor.config: realize_reads_threshold, realize_opcount_threshold; ir.py: inner functions are cut at 100 ops.
+MAX_READS_WHEN_REUSED = 4
+MAX_OPS_WHEN_REUSED = 30
+MAX_OPS_INLINED = 100
+# ir.py, StorageBox.should_realize_on_reuse: on the CPU a reused expression with one of these is stored.
+DEAR_ON_CPU = (aten.exp.default, aten.sigmoid.default)
+ALWAYS_STORED = (prims.inductor_random.default, prims.inductor_randint.default, aten.rand.default, aten.bernoulli.p)
+
+
+@dataclass(frozen=True, slots=True)
+class OpShape:
+    """The loop nest of an op: ``outer`` iterations, each over ``inner`` elements (1 for a pointwise op)."""
+
+    outer: int
+    inner: int
+    reduces_rows: bool
+
+    @property
+    def numel(self) -> int:
+        return self.outer * self.inner
+
+
+@dataclass(frozen=True, slots=True)
+class StoredOp:
+    """An op whose results go to memory, with what was inlined into it."""
+
+    op: int
+    reads: frozenset[int]  # buffers in memory
+    makes: tuple[int, ...]
+    members: frozenset[int]  # the op and the ops inlined into it
+    flop: int
+
+
+@dataclass(slots=True)
+class Kernel:
+    """One generated loop or one library call."""
+
+    ops: list[StoredOp]
+    is_extern: bool
+    shape: OpShape
+    reads: set[int] = field(default_factory=set)
+    makes: set[int] = field(default_factory=set)
+
+    def add(self, op: StoredOp) -> None:
+        self.ops.append(op)
+        self.reads |= op.reads
+        self.makes.update(op.makes)
+
+
+@dataclass(frozen=True)
+class FusionFacts:
+    """Per-op facts that fusion needs, computed once per graph."""
+
+    flow: Dataflow
+    shape: tuple[OpShape, ...]
+    flop: tuple[int, ...]
+    always_stored: frozenset[int]
+    dear: frozenset[int]  # ops whose reuse forces them into memory on this device
+
+
+def fusion_facts(joint: JointGraph, flow: Dataflow) -> FusionFacts:
+    on_cpu = any(
+        isinstance(val := node.meta.get("val"), torch.Tensor) and val.device.type == "cpu" for node in flow.nodes
+    )
+    return FusionFacts(
+        flow=flow,
+        shape=tuple(loop_shape(node, flow.kind[i], flow.numel[i]) for i, node in enumerate(flow.nodes)),
+        flop=tuple(joint.notes[node].work.flop for node in flow.nodes),
+        always_stored=frozenset(i for i, node in enumerate(flow.nodes) if node.target in ALWAYS_STORED),
+        dear=frozenset(i for i, node in enumerate(flow.nodes) if on_cpu and node.target in DEAR_ON_CPU),
+    )
+
+
+def loop_shape(node: fx.Node, kind: Kind, numel: int) -> OpShape:
+    """How an op's loops run: a reduction goes over its input, outer = results, inner = elements per result."""
+    if kind is not Kind.REDUCTION or not node.all_input_nodes:
+        return OpShape(numel, 1, False)
+    source = node.all_input_nodes[0].meta.get("val")
+    if not isinstance(source, torch.Tensor) or numel == 0:
+        return OpShape(numel, 1, False)
+    inner = max(1, num_elements(node.all_input_nodes[0]) // numel)
+    dims = node.args[1] if len(node.args) > 1 else None
+    dims = [dims] if isinstance(dims, int) else dims
+    if not isinstance(dims, list | tuple) or not dims:
+        return OpShape(numel, inner, True)
+    axes = sorted(dim % source.dim() for dim in dims)
+    return OpShape(numel, inner, axes == list(range(source.dim() - len(axes), source.dim())))
+
+
+def store_ops(facts: FusionFacts, program: Sequence[int], kept: frozenset[int]) -> list[StoredOp]:
+    """The ops of a program that write memory; pointwise ops between them are inlined into their readers.
+
+    ``program`` lists node indices in order; ``kept`` are buffers that outlive it (outputs, saved values).
+    """
+    flow = facts.flow
+    ops = [i for i in program if flow.is_op[i]]
+    readers: dict[int, list[int]] = {}
+    for i in ops:
+        for buffer in flow.reads[i]:
+            readers.setdefault(buffer, []).append(i)
+    inlined: dict[int, StoredOp] = {}
+    stored = []
+    for i in ops:
+        reads: set[int] = set()
+        members = {i}
+        flop = facts.flop[i]
+        for buffer in flow.reads[i]:
+            source = inlined.get(buffer)
+            if source is None:
+                reads.add(buffer)
+            else:
+                reads |= source.reads
+                members |= source.members
+                flop += source.flop
+        op = StoredOp(i, frozenset(reads), flow.makes[i], frozenset(members), flop)
+        if must_be_stored(facts, op, readers, kept):
+            stored.append(op)
+        elif op.makes:
+            inlined[op.makes[0]] = op
+    return stored
+
+
+def must_be_stored(facts: FusionFacts, op: StoredOp, readers: dict[int, list[int]], kept: frozenset[int]) -> bool:
+    """Whether an op's result goes to memory rather than into its readers' loops."""
+    flow = facts.flow
+    if flow.kind[op.op] is not Kind.POINTWISE or len(op.makes) != 1 or op.op in facts.always_stored:
+        return True
+    buffer = op.makes[0]
+    users = readers.get(buffer, ())
+    if buffer in kept or any(flow.kind[user] is Kind.EXTERN for user in users):
+        return True
+    if len(op.members) > MAX_OPS_INLINED:
+        return True
+    reused = len(users) > 1
+    heavy = len(op.reads) > MAX_READS_WHEN_REUSED or len(op.members) > MAX_OPS_WHEN_REUSED
+    return reused and (heavy or not facts.dear.isdisjoint(op.members))
+
+
+def fuse(facts: FusionFacts, stored: Sequence[StoredOp]) -> list[Kernel]:
+    """Merge stored ops into kernels and return these in an order that respects their dependencies."""
+    flow = facts.flow
+    kernels: list[Kernel] = []
+    before: list[int] = []  # per kernel a bitset of the kernels that must run before it
+    made_by: dict[int, int] = {}
+    readers_of: dict[int, list[int]] = {}
+    for op in stored:
+        sources = {made_by[b] for b in op.reads if b in made_by}
+        ancestors = 0
+        for k in sources:
+            ancestors |= before[k] | 1 << k
+        is_extern = flow.kind[op.op] not in (Kind.POINTWISE, Kind.REDUCTION)
+        home = None if is_extern else _best_home(facts, op, kernels, before, sources, readers_of)
+        if home is None:
+            home = len(kernels)
+            kernels.append(Kernel([], is_extern, facts.shape[op.op]))
+            before.append(ancestors)
+        else:
+            _merge_ancestors(before, home, ancestors & ~(1 << home))
+            if facts.shape[op.op].inner > 1:
+                kernels[home].shape = facts.shape[op.op]
+        kernels[home].add(op)
+        for buffer in op.makes:
+            made_by[buffer] = home
+        for buffer in op.reads:
+            readers_of.setdefault(buffer, []).append(home)
+    return _in_order(kernels, before)
+
+
+def _best_home(
+    facts: FusionFacts,
+    op: StoredOp,
+    kernels: list[Kernel],
+    before: list[int],
+    sources: set[int],
+    readers_of: dict[int, list[int]],
+) -> int | None:
+    """The kernel that shares most bytes with the op and may take it without a cycle, or None."""
+    size = facts.flow.size_bytes
+    candidates = set(sources)
+    for buffer in op.reads:
+        candidates.update(readers_of.get(buffer, ()))
+    best, best_bytes = None, 0
+    for k in sorted(candidates):
+        kernel = kernels[k]
+        if kernel.is_extern or not shapes_fuse(kernel.shape, facts.shape[op.op]):
+            continue
+        if any(before[s] >> k & 1 for s in sources if s != k):
+            continue  # a path leaves the kernel and comes back through another
+        shared = sum(size[b] for b in op.reads if b in kernel.makes or b in kernel.reads)
+        if shared > best_bytes:
+            best, best_bytes = k, shared
+    return best
+
+
+def shapes_fuse(first: OpShape, second: OpShape) -> bool:
+    """Whether two loop nests can share a kernel: the same elements, or a row reduction and its rows."""
+    columns = [s for s in (first, second) if s.inner > 1 and not s.reduces_rows]
+    if columns:
+        return first == second
+    if first.inner > 1 and second.inner > 1:
+        return first.outer == second.outer and first.inner == second.inner
+    if first.inner == second.inner == 1:
+        return first.outer == second.outer
+    rows, flat = (first, second) if first.inner > 1 else (second, first)
+    return flat.outer in (rows.outer, rows.numel)
+
+
+def _merge_ancestors(before: list[int], home: int, ancestors: int) -> None:
+    """Kernel ``home`` now also follows ``ancestors``; so does everything that follows it."""
+    fresh = ancestors & ~before[home]
+    if not fresh:
+        return
+    before[home] |= fresh
+    for k in range(len(before)):
+        if before[k] >> home & 1:
+            before[k] |= fresh
+
+
+def _in_order(kernels: list[Kernel], before: list[int]) -> list[Kernel]:
+    """Topological order of kernels, the one whose first op comes first going first."""
+    made_by = {buffer: k for k, kernel in enumerate(kernels) for buffer in kernel.makes}
+    follows = [{made_by[b] for b in kernel.reads if b in made_by} - {k} for k, kernel in enumerate(kernels)]
+    waiting = [len(sources) for sources in follows]
+    releases: dict[int, list[int]] = {}
+    for k, sources in enumerate(follows):
+        for source in sources:
+            releases.setdefault(source, []).append(k)
+    ready = [(kernels[k].ops[0].op, k) for k in range(len(kernels)) if waiting[k] == 0]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        _, k = heapq.heappop(ready)
+        order.append(kernels[k])
+        for user in releases.get(k, ()):
+            waiting[user] -= 1
+            if waiting[user] == 0:
+                heapq.heappush(ready, (kernels[user].ops[0].op, user))
+    return order
+
+
+def stored_buffers(kernels: Iterable[Kernel], kept: frozenset[int]) -> set[int]:
+    """Buffers that really occupy memory: all made ones but those read only inside the kernel that makes them."""
+    readers: dict[int, set[int]] = {}
+    kernels = list(kernels)
+    for k, kernel in enumerate(kernels):
+        for buffer in kernel.reads:
+            readers.setdefault(buffer, set()).add(k)
+    stored = set()
+    for k, kernel in enumerate(kernels):
+        for buffer in kernel.makes:
+            if kernel.is_extern or buffer in kept or readers.get(buffer, set()) - {k}:
+                stored.add(buffer)
+    return stored

@@ -1,0 +1,145 @@
+"""The facts about a joint forward/backward graph: frozen values that analysis fills in and decisions read.
+
+Units: bytes, seconds, FLOP. Sizes that depend on symbols are taken at their hint, the size seen when the graph was traced.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch.fx as fx
+
+if TYPE_CHECKING:
+    import networkx
+
+    from recompile.hardware import Hardware
+
+
+class Side(enum.Enum):
+    """Where a node of the joint graph runs when nothing is recomputed."""
+
+    FORWARD = "forward"  # an output of forward, or an effect in forward, needs it
+    BACKWARD = "backward"  # a tangent reaches it
+    EITHER = "either"  # only backward needs it and no tangent reaches it: it runs once, on either side
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one execution of an op costs, from shapes alone."""
+
+    flop: int
+    read_bytes: int
+    write_bytes: int
+
+    @property
+    def intensity(self) -> float:
+        """Arithmetic intensity in FLOP per byte moved; 0.0 for an op that moves nothing."""
+        moved = self.read_bytes + self.write_bytes
+        return self.flop / moved if moved else 0.0
+
+
+class Kind(enum.Enum):
+    """How a compiler executes an op; it decides what fuses and what is stored."""
+
+    INPUT = "input"
+    VIEW = "view"  # another way to look at existing storage: runs nothing
+    POINTWISE = "pointwise"  # each output element from O(1) input elements: fuses into its readers
+    REDUCTION = "reduction"  # fuses with pointwise neighbours, its result is stored
+    EXTERN = "extern"  # a library call (matmul, convolution, attention): reads and writes memory
+    VALUE = "value"  # not a tensor: sizes, seeds' containers, tuples picked apart by getitem
+    OUTPUT = "output"
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """Everything known about one node.
+
+    ``storage`` is the index, in graph order, of the node that first owned the memory behind the value: a view has its
+    base's. ``size_bytes`` is what keeping the value keeps alive, so a slice counts the whole storage it looks into.
+    ``cannot_save`` and ``cannot_recompute`` are noun phrases shown to the user, or None when allowed.
+    """
+
+    side: Side
+    kind: Kind
+    storage: int
+    size_bytes: int
+    work: Work
+    seconds: float
+    cannot_save: str | None = None
+    cannot_recompute: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class JointGraph:
+    """A joint graph and its notes. ``graph`` is read, never changed, by analyses and planners."""
+
+    graph: fx.Graph
+    notes: Mapping[fx.Node, Annotation]
+    num_fwd_outputs: int
+    static_inputs: frozenset[fx.Node] = field(default_factory=frozenset)
+
+    @property
+    def nodes(self) -> list[fx.Node]:
+        """Nodes in graph order, the output node left out."""
+        return [node for node in self.graph.nodes if node.op != "output"]
+
+    @property
+    def fwd_outputs(self) -> list[fx.Node]:
+        """The nodes that forward returns, in order, without repetition."""
+        return self._outputs()[0]
+
+    @property
+    def bwd_outputs(self) -> list[fx.Node]:
+        """The nodes that backward returns (gradients), in order, without repetition."""
+        return self._outputs()[1]
+
+    def _outputs(self) -> tuple[list[fx.Node], list[fx.Node]]:
+        returned = list(self.graph.output_node().args[0])
+        forward, backward = returned[: self.num_fwd_outputs], returned[self.num_fwd_outputs :]
+        return tuple(list(dict.fromkeys(v for v in part if isinstance(v, fx.Node))) for part in (forward, backward))
+
+    def to_networkx(self) -> networkx.DiGraph:
+        """A DiGraph with one vertex per node name; vertex attributes are the annotation's fields as plain values."""
+        from recompile.report.graph import joint_graph_to_networkx
+
+        return joint_graph_to_networkx(self)
+
+    def to_table(self) -> str:
+        """The annotated nodes as a text table, one row a node."""
+        from recompile.report.text import joint_graph_table
+
+        return joint_graph_table(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The bytes that one step may add to what was allocated when forward started; None: as fast as possible."""
+
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One saved or recomputed value and why, for people."""
+
+    node: fx.Node
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A decision: what is kept from forward to backward, what is computed again, and what that is predicted to need."""
+
+    saved: tuple[Choice, ...]
+    recomputed: tuple[Choice, ...]
+    peak_bytes: int
+    saved_bytes: int
+    recompute_flops: int
+    step_seconds: float
+
+
+Planner = Callable[["JointGraph", "Hardware", Budget], Plan]
+Pass = Callable[[fx.Graph], int]

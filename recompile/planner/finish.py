@@ -1,0 +1,85 @@
+"""From a set of saved nodes to a Plan: made legal, simulated, each choice with its reason."""
+
+from __future__ import annotations
+
+from recompile.dataflow import Dataflow, rebuilt_in_backward
+from recompile.errors import BudgetError, PlanError
+from recompile.joint import Budget, Choice, JointGraph, Plan
+from recompile.timeline import Simulation, Timeline, recomputed_ops
+from recompile.units import format_bytes, format_seconds
+
+
+def made_legal(joint: JointGraph, flow: Dataflow, saved: frozenset[int]) -> frozenset[int]:
+    """``saved`` plus every value that would otherwise be recomputed although it must not be, less what cannot be saved."""
+    notes = [joint.notes[node] for node in flow.nodes]
+    legal = {i for i in saved if notes[i].cannot_save is None}
+    while True:
+        rebuilt, _ = rebuilt_in_backward(flow, frozenset(legal))
+        illegal = [i for i in rebuilt if notes[i].cannot_recompute is not None]
+        if not illegal:
+            return frozenset(legal)
+        savable = {_savable_part(flow, notes, i, set(rebuilt)) for i in illegal} - {None}
+        if not savable - legal:
+            first = flow.nodes[illegal[0]]
+            note = joint.notes[first]
+            raise PlanError(
+                f"{first.name} can be neither saved ({note.cannot_save}) nor recomputed ({note.cannot_recompute}), but backward needs it"
+            )
+        legal |= savable
+
+
+def _savable_part(flow: Dataflow, notes: list, i: int, rebuilt: set[int]) -> int | None:
+    """The node itself if it can be saved; else the nearest rebuilt reader of it that can."""
+    pending, seen = [i], set()
+    while pending:
+        node = pending.pop(0)
+        if notes[node].cannot_save is None:
+            return node
+        seen.add(node)
+        pending += [u for u in sorted(rebuilt) if node in flow.inputs[u] and u not in seen]
+    return None
+
+
+def plan_from(timeline: Timeline, saved: frozenset[int], simulation: Simulation, kept_for: dict[int, str]) -> Plan:
+    """The Plan value of a legal saved set. ``kept_for`` overrides the reason of some saved nodes."""
+    joint, flow = timeline.joint, timeline.flow
+    _, inputs = rebuilt_in_backward(flow, saved)
+    again = recomputed_ops(flow, saved)
+    notes = [joint.notes[node] for node in flow.nodes]
+    kept = [Choice(flow.nodes[i], "an input of the graph: held by the caller anyway") for i in inputs]
+    kept += [Choice(flow.nodes[i], kept_for.get(i) or _why_saved(timeline, i)) for i in sorted(saved)]
+    return Plan(
+        saved=tuple(kept),
+        recomputed=tuple(Choice(flow.nodes[i], _why_recomputed(timeline, i)) for i in again),
+        peak_bytes=simulation.peak_bytes,
+        saved_bytes=simulation.saved_bytes,
+        recompute_flops=sum(notes[i].work.flop for i in again),
+        step_seconds=simulation.step_seconds,
+    )
+
+
+def _why_saved(timeline: Timeline, i: int) -> str:
+    note = timeline.joint.notes[timeline.flow.nodes[i]]
+    if note.cannot_recompute:
+        return f"must not be recomputed: {note.cannot_recompute}"
+    if timeline.flow.buffer[i] in {timeline.flow.buffer[o] for o in timeline.flow.fwd_outputs}:
+        return "an output of forward: allocated anyway"
+    return f"{format_seconds(note.seconds)} to compute again, {format_bytes(note.size_bytes)} to keep"
+
+
+def _why_recomputed(timeline: Timeline, i: int) -> str:
+    note = timeline.joint.notes[timeline.flow.nodes[i]]
+    if note.cannot_save and len(timeline.flow.makes[i]) == 1:
+        return f"cannot be saved: {note.cannot_save}"
+    return f"{format_seconds(note.seconds)} to compute again instead of {format_bytes(note.size_bytes)} to keep"
+
+
+def check_budget(budget: Budget, floor_bytes: int, planner: str) -> None:
+    """Raise BudgetError if the smallest peak that the planner reached does not fit."""
+    if budget.peak_bytes is not None and floor_bytes > budget.peak_bytes:
+        raise BudgetError(
+            f"no plan of '{planner}' keeps the step's peak within memory_budget={format_bytes(budget.peak_bytes)}: the smallest "
+            f"that it found needs {format_bytes(floor_bytes)} ({floor_bytes} bytes) over what is allocated when forward starts. "
+            f"Raise memory_budget to at least that, or lower the batch size or sequence length.",
+            floor_bytes,
+        )

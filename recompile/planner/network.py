@@ -1,0 +1,147 @@
+"""The cut problem of a joint graph: both choices of every value priced in seconds, and bytes at a uniform price."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recompile.dataflow import Dataflow, needed_by_backward
+from recompile.errors import PlanError
+from recompile.hardware import Hardware
+from recompile.joint import JointGraph, Kind, Side
+from recompile.mincut import ContradictionError, choose_saved, scale_to_integers
+from recompile.rules import source_line
+
+# Share of a pointwise value's own traffic that rebuilding it inside its reader costs at least (PLANNER: measured on
+# Inductor's kernels for an H100, where the loads are already paid by the reader).
+FUSED_RECOMPUTE_SHARE = 0.02
+# With this many readers a rebuilt pointwise value tends to be stored after all.
+MANY_READERS = 3
+
+
+@dataclass(frozen=True)
+class CutNetwork:
+    """Candidates are the nodes of forward that backward could need, as indices into the dataflow, ascending."""
+
+    joint: JointGraph
+    flow: Dataflow
+    candidates: tuple[int, ...]
+    recompute_seconds: tuple[float | None, ...]  # None: must not be recomputed
+    save_seconds: tuple[float | None, ...]  # None: cannot be saved
+    held_bytes: tuple[int, ...]  # what saving adds to memory: 0 for what is allocated anyway
+    uses: tuple[tuple[int, int], ...]  # positions in candidates
+    needed: tuple[int, ...]
+
+    def saved_at(self, price: float, forced: frozenset[int] = frozenset()) -> frozenset[int]:
+        """The nodes saved by the cheapest choice when a saved byte costs ``price`` seconds.
+
+        ``forced`` nodes must not be recomputed: they are saved if anything needs them.
+        """
+        recompute = [
+            None if seconds is None or node in forced else seconds
+            for node, seconds in zip(self.candidates, self.recompute_seconds, strict=True)
+        ]
+        save = [
+            None if seconds is None else seconds + price * size
+            for seconds, size in zip(self.save_seconds, self.held_bytes, strict=True)
+        ]
+        costs = scale_to_integers([*recompute, *save])
+        count = len(self.candidates)
+        try:
+            choice = choose_saved(costs[:count], costs[count:], self.uses, self.needed)
+        except ContradictionError as error:
+            raise PlanError(self._explain([self.candidates[p] for p in error.path])) from None
+        return frozenset(self.candidates[position] for position in choice.saved)
+
+    def _explain(self, path: list[int]) -> str:
+        first, last = self.flow.nodes[path[0]], self.flow.nodes[path[-1]]
+        notes = self.joint.notes
+        text = (
+            f"backward needs {last.name}{_at(last)}, which cannot be saved ({notes[last].cannot_save}) and would have to be "
+            f"recomputed from {first.name}{_at(first)}, which can be neither saved ({notes[first].cannot_save}) nor "
+            f"recomputed ({notes[first].cannot_recompute}). "
+        )
+        return text + "Loosen the checkpoint policy of one of them, or keep that part out of the compiled region."
+
+
+def _at(node) -> str:
+    line = source_line(node)
+    return f" ({line})" if line else ""
+
+
+def cut_network(joint: JointGraph, flow: Dataflow, hardware: Hardware) -> CutNetwork:
+    """Build the problem. Linear in nodes and edges."""
+    needed = needed_by_backward(flow)
+    candidates = _ancestors(flow, needed)
+    place = {node: position for position, node in enumerate(candidates)}
+    free = {flow.buffer[i] for i in flow.fwd_outputs}
+    readers = _readers_by_buffer(flow)
+    recompute, save, held = [], [], []
+    for i in candidates:
+        note = joint.notes[flow.nodes[i]]
+        already_held = flow.buffer[i] in free or flow.is_input[flow.buffer[i]]
+        held.append(0 if already_held else note.size_bytes)
+        recompute.append(None if note.cannot_recompute else recompute_seconds(joint, flow, i, readers, hardware))
+        seconds = 0.0 if already_held else save_seconds(flow, i, readers, hardware)
+        save.append(None if note.cannot_save else seconds)
+    return CutNetwork(
+        joint=joint,
+        flow=flow,
+        candidates=candidates,
+        recompute_seconds=tuple(recompute),
+        save_seconds=tuple(save),
+        held_bytes=tuple(held),
+        uses=tuple((place[a], place[i]) for i in candidates for a in flow.inputs[i] if a in place),
+        needed=tuple(place[i] for i in needed),
+    )
+
+
+def recompute_seconds(
+    joint: JointGraph, flow: Dataflow, i: int, readers: dict[int, list[int]], hardware: Hardware
+) -> float:
+    """What computing node i again in backward adds to the step, given what a compiler fuses."""
+    note = joint.notes[flow.nodes[i]]
+    if not flow.is_op[i] or flow.side[i] is not Side.FORWARD:
+        return 0.0  # a view or element costs nothing; what only backward needs runs once anyway
+    if flow.kind[i] is not Kind.POINTWISE:
+        return note.seconds
+    write = note.work.write_bytes / hardware.byte_per_s
+    seconds = max(FUSED_RECOMPUTE_SHARE * write, note.work.flop / hardware.vector_flop_per_s)
+    users = readers.get(flow.buffer[i], ())
+    if any(flow.side[u] is Side.BACKWARD and flow.kind[u] is Kind.EXTERN for u in users):
+        seconds += write
+    if len(users) >= MANY_READERS:
+        seconds += write / 2
+    return seconds
+
+
+def save_seconds(flow: Dataflow, i: int, readers: dict[int, list[int]], hardware: Hardware) -> float:
+    """The traffic that keeping node i adds: a write where fusion would have avoided it, a read in backward."""
+    buffer = flow.buffer[i]
+    users = readers.get(buffer, ())
+    forward = [u for u in users if flow.side[u] is not Side.BACKWARD]
+    backward = [u for u in users if flow.side[u] is Side.BACKWARD]
+    moved = 0
+    if flow.kind[buffer] is Kind.POINTWISE and all(flow.kind[u] is not Kind.EXTERN for u in forward):
+        moved += flow.size_bytes[buffer]
+    if not any(flow.kind[u] is Kind.EXTERN for u in backward):
+        moved += flow.size_bytes[buffer]
+    return moved / hardware.byte_per_s
+
+
+def _readers_by_buffer(flow: Dataflow) -> dict[int, list[int]]:
+    readers: dict[int, list[int]] = {}
+    for i, reads in enumerate(flow.reads):
+        for buffer in reads:
+            readers.setdefault(buffer, []).append(i)
+    return readers
+
+
+def _ancestors(flow: Dataflow, roots: tuple[int, ...]) -> tuple[int, ...]:
+    seen: set[int] = set()
+    pending = list(roots)
+    while pending:
+        i = pending.pop()
+        if i not in seen and not flow.is_input[i]:
+            seen.add(i)
+            pending.extend(flow.inputs[i])
+    return tuple(sorted(seen))

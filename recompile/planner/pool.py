@@ -1,0 +1,71 @@
+"""All plans tried for one graph, simulated once each, and the trade-off between peak and time that they span."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from recompile.planner.finish import made_legal
+from recompile.timeline import Simulation, Timeline
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A legal saved set and its simulated step."""
+
+    saved: frozenset[int]
+    simulation: Simulation
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.simulation.peak_bytes
+
+    @property
+    def step_seconds(self) -> float:
+        return self.simulation.step_seconds
+
+
+@dataclass
+class Pool:
+    """Grows only: a plan once tried stays, so a larger budget never gets a slower answer."""
+
+    timeline: Timeline
+    candidates: dict[frozenset[int], Candidate] = field(default_factory=dict)
+
+    def add(self, saved: Iterable[int]) -> Candidate:
+        """Make the set legal, simulate it unless that was done before, and return it."""
+        legal = made_legal(self.timeline.joint, self.timeline.flow, frozenset(saved))
+        if legal not in self.candidates:
+            self.candidates[legal] = Candidate(legal, self.timeline.simulate(legal))
+        return self.candidates[legal]
+
+    def frontier(self) -> list[Candidate]:
+        """The candidates that no other beats in both peak and time, from the smallest peak to the fastest."""
+        best: list[Candidate] = []
+        for candidate in sorted(self.candidates.values(), key=lambda c: (c.peak_bytes, c.step_seconds, sorted(c.saved))):
+            if not best or candidate.step_seconds < best[-1].step_seconds:
+                best.append(candidate)
+        return best
+
+    def fastest_within(self, peak_bytes: int | None) -> Candidate | None:
+        """The fastest candidate whose peak fits; None if none fits. Of equally fast ones the smallest."""
+        fitting = [c for c in self.frontier() if peak_bytes is None or c.peak_bytes <= peak_bytes]
+        return fitting[-1] if fitting else None
+
+
+def fill_between(
+    pool: Pool, small: Candidate, fast: Candidate, boundaries: tuple[int, ...], fits: Callable[[Candidate], bool]
+) -> None:
+    """Try plans that follow ``small`` before a boundary and ``fast`` after it: early layers live longest.
+
+    Bisects over the boundaries for the last one up to which ``small`` is needed for the plan to fit.
+    """
+    low, high = 0, len(boundaries)
+    while low < high:
+        middle = (low + high) // 2
+        cut = boundaries[middle]
+        mixed = {i for i in small.saved if i <= cut} | {i for i in fast.saved if i > cut}
+        if fits(pool.add(mixed)):
+            high = middle
+        else:
+            low = middle + 1

@@ -1,0 +1,48 @@
+"""Block boundaries: places in forward where one value carries all that later blocks need.
+
+Saving them bounds what any recomputation has to rebuild to one block (Chen et al. 2016, section 4, with the boundaries
+found rather than given). A sweep over forward in graph order, O(nodes + live buffers).
+"""
+
+from __future__ import annotations
+
+import statistics
+
+from recompile.dataflow import Dataflow
+from recompile.joint import Side
+
+# Buffers below this share of the median forward buffer (masks, statistics) may cross a boundary unnoticed.
+TINY_SHARE = 0.1
+# A buffer alive over more than this share of forward (an encoder's output, a rotary table) belongs to no boundary.
+LONG_LIVED_SHARE = 0.4
+
+
+def separators(flow: Dataflow) -> tuple[int, ...]:
+    """Buffers that are, somewhere in forward, the only sizeable value still needed; in graph order."""
+    ops = [i for i, side in enumerate(flow.side) if side is Side.FORWARD and flow.is_op[i]]
+    spans = _lifetimes(flow, ops)
+    if not spans:
+        return ()
+    tiny = TINY_SHARE * statistics.median(flow.size_bytes[buffer] for buffer in spans)
+    limit = LONG_LIVED_SHARE * len(ops)
+    counted = {b: span for b, span in spans.items() if flow.size_bytes[b] >= tiny and span[1] - span[0] <= limit}
+    born: dict[int, list[int]] = {}
+    dying: dict[int, list[int]] = {}
+    for buffer, (start, end) in counted.items():
+        born.setdefault(start, []).append(buffer)
+        dying.setdefault(end, []).append(buffer)
+    live: set[int] = set()
+    found: set[int] = set()
+    for position in range(len(ops)):
+        live.difference_update(dying.get(position, ()))
+        live.update(born.get(position, ()))
+        if len(live) == 1:
+            found |= live
+    return tuple(sorted(found))
+
+
+def _lifetimes(flow: Dataflow, ops: list[int]) -> dict[int, tuple[int, int]]:
+    """For every buffer that forward makes and reads, the positions in ``ops`` of its making and its last read."""
+    place = {i: position for position, i in enumerate(ops)}
+    last_read = {buffer: place[i] for i in ops for buffer in flow.reads[i]}
+    return {b: (place[i], last_read[b]) for i in ops for b in flow.makes[i] if b in last_read}

@@ -1,0 +1,205 @@
+"""What was decided, as plain values: made once when a graph is planned, stored beside the compiled code, shown later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from recompile.joint import Annotation, Choice, JointGraph, Plan
+from recompile.rules import source_line
+from recompile.timeline import Simulation
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ValueRow:
+    """One node of the joint graph, with what was decided about it ("saved", "recomputed" or "")."""
+
+    name: str
+    op: str
+    shape: tuple[str, ...]
+    dtype: str
+    side: str
+    kind: str
+    storage: str
+    size_bytes: int
+    flop: int
+    read_bytes: int
+    write_bytes: int
+    intensity: float
+    seconds: float
+    cannot_save: str | None
+    cannot_recompute: str | None
+    inputs: tuple[str, ...]
+    source: str
+    module: str
+    decision: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class GraphReport:
+    """One compiled graph: its predicted step and every node."""
+
+    planner: str
+    hardware: str
+    budget: str
+    budget_bytes: int | None
+    peak_bytes: int
+    saved_bytes: int
+    recompute_flops: int
+    total_flops: int
+    step_seconds: float
+    planning_seconds: float
+    ended_by: str  # why Dynamo ended the graph: "" for its natural end
+    values: tuple[ValueRow, ...]
+    timeline: tuple[tuple[str, str, int], ...]  # (phase, node, live bytes)
+
+    @property
+    def saved(self) -> tuple[ValueRow, ...]:
+        return tuple(row for row in self.values if row.decision == "saved")
+
+    @property
+    def recomputed(self) -> tuple[ValueRow, ...]:
+        return tuple(row for row in self.values if row.decision == "recomputed")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> GraphReport:
+        rows = tuple(ValueRow(**{**row, "shape": tuple(row["shape"]), "inputs": tuple(row["inputs"])}) for row in data["values"])
+        moments = tuple(tuple(moment) for moment in data["timeline"])
+        return cls(**{**{f.name: data[f.name] for f in fields(cls)}, "values": rows, "timeline": moments})
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Every graph that was planned for one compiled function, and their totals. ``str()`` is a readable table.
+
+    Bytes are increases over what is allocated when forward starts. With several graphs (graph breaks, or one graph
+    per shape) each is planned on its own and the totals assume that all of them run in one step.
+    """
+
+    graphs: tuple[GraphReport, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes handed from forward to backward, inputs and outputs of forward not counted."""
+        return sum(graph.saved_bytes for graph in self.graphs)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Predicted peak: the highest of one graph's peak on top of what the others have saved."""
+        return max((graph.peak_bytes + self.saved_bytes - graph.saved_bytes for graph in self.graphs), default=0)
+
+    @property
+    def recompute_flops(self) -> int:
+        """FLOP that backward spends on values that forward had computed."""
+        return sum(graph.recompute_flops for graph in self.graphs)
+
+    @property
+    def step_seconds(self) -> float:
+        """Predicted seconds of forward and backward on the hardware that the plan was made for."""
+        return sum(graph.step_seconds for graph in self.graphs)
+
+    def __str__(self) -> str:
+        from recompile.report.text import explanation_text
+
+        return explanation_text(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for ``json.dumps``: totals, notes, and per graph every node with its decision and reason."""
+        return {
+            "schema": SCHEMA_VERSION,
+            "peak_bytes": self.peak_bytes,
+            "saved_bytes": self.saved_bytes,
+            "recompute_flops": self.recompute_flops,
+            "step_seconds": self.step_seconds,
+            "notes": list(self.notes),
+            "graphs": [graph.to_json() for graph in self.graphs],
+        }
+
+    def to_networkx(self):
+        """One DiGraph of all planned graphs; vertices are (graph number, node name)."""
+        from recompile.report.graph import explanation_to_networkx
+
+        return explanation_to_networkx(self)
+
+
+def report_graph(
+    joint: JointGraph, plan: Plan, simulation: Simulation, *, planner: str, hardware: str, budget: str,
+    budget_bytes: int | None, planning_seconds: float, ended_by: str = "",
+) -> GraphReport:  # fmt: skip
+    """The report of one planned graph."""
+    decided = {choice.node: ("saved", choice) for choice in plan.saved}
+    decided |= {choice.node: ("recomputed", choice) for choice in plan.recomputed}
+    nodes = joint.nodes
+    rows = tuple(value_row(node, joint.notes[node], nodes, *decided.get(node, ("", None))) for node in nodes)
+    return GraphReport(
+        planner=planner,
+        hardware=hardware,
+        budget=budget,
+        budget_bytes=budget_bytes,
+        peak_bytes=plan.peak_bytes,
+        saved_bytes=plan.saved_bytes,
+        recompute_flops=plan.recompute_flops,
+        total_flops=sum(joint.notes[node].work.flop for node in nodes),
+        step_seconds=plan.step_seconds,
+        planning_seconds=planning_seconds,
+        ended_by=ended_by,
+        values=rows,
+        timeline=tuple((m.phase, nodes[m.node].name, m.live_bytes) for m in simulation.moments),
+    )
+
+
+def value_row(
+    node: fx.Node, note: Annotation, nodes: Sequence[fx.Node], decision: str = "", choice: Choice | None = None
+) -> ValueRow:
+    """A node and its annotation as plain values."""
+    val = node.meta.get("val")
+    is_tensor = isinstance(val, torch.Tensor)
+    return ValueRow(
+        name=node.name,
+        op="input" if node.op == "placeholder" else str(node.target if node.op == "get_attr" else _op_name(node)),
+        shape=tuple(str(size) for size in val.shape) if is_tensor else (),
+        dtype=str(val.dtype).removeprefix("torch.") if is_tensor else type(val).__name__,
+        side=note.side.value,
+        kind=note.kind.value,
+        storage=nodes[note.storage].name,
+        size_bytes=note.size_bytes,
+        flop=note.work.flop,
+        read_bytes=note.work.read_bytes,
+        write_bytes=note.work.write_bytes,
+        intensity=note.work.intensity,
+        seconds=note.seconds,
+        cannot_save=note.cannot_save,
+        cannot_recompute=note.cannot_recompute,
+        inputs=tuple(argument.name for argument in node.all_input_nodes),
+        source=source_line(node),
+        module=module_path(node),
+        decision=decision,
+        reason=choice.reason if choice else "",
+    )
+
+
+def _op_name(node: fx.Node) -> str:
+    return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else getattr(node.target, "__name__", str(node.target))
+
+
+def module_path(node: fx.Node) -> str:
+    """The module that computed the node, as Dynamo recorded it: ``blocks.3.mlp``; "" where unknown."""
+    stack = node.meta.get("nn_module_stack") or {}
+    if not stack:
+        return ""
+    path = list(stack.values())[-1][0]
+    path = path.replace("L['self'].", "").replace("L['self']", "")
+    for prefix in ("_modules[", "]", "'", '"'):
+        path = path.replace(prefix, "")
+    return path.strip(".")

@@ -1,0 +1,111 @@
+"""Reports for terminals: tables through rich, rendered to plain text so that they can be printed, logged and compared."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from recompile.report.explanation import GraphReport, ValueRow, value_row
+from recompile.units import format_bytes, format_flop, format_seconds
+
+if TYPE_CHECKING:
+    from recompile.joint import JointGraph
+    from recompile.report.explanation import Explanation
+
+WIDTH = 200
+MAX_ROWS = 40
+
+
+def explanation_text(explanation: Explanation) -> str:
+    """Totals, then per graph what is saved and what is recomputed, the largest first."""
+    if not explanation.graphs:
+        return "\n".join(["recompile: no training graph was compiled yet", *explanation.notes])
+    several = f" in {len(explanation.graphs)} graphs, each planned on its own" if len(explanation.graphs) > 1 else ""
+    lines = [
+        f"recompile: predicted peak {format_bytes(explanation.peak_bytes)} over what is allocated when forward starts, "
+        f"{format_bytes(explanation.saved_bytes)} saved for backward, {format_flop(explanation.recompute_flops)} recomputed{several}",
+        *explanation.notes,
+    ]
+    for number, graph in enumerate(explanation.graphs):
+        lines.append(graph_text(graph, number, len(explanation.graphs)))
+    return "\n".join(lines)
+
+
+def graph_text(graph: GraphReport, number: int, count: int) -> str:
+    share = graph.recompute_flops / graph.total_flops if graph.total_flops else 0.0
+    budget = graph.budget if graph.budget_bytes is None else f"{graph.budget} = {format_bytes(graph.budget_bytes)}"
+    head = [
+        "",
+        f"graph {number + 1} of {count}: budget {budget}, planner {graph.planner}, hardware {graph.hardware}",
+        f"  predicted peak {format_bytes(graph.peak_bytes)}, step {format_seconds(graph.step_seconds)}; recomputation "
+        f"{format_flop(graph.recompute_flops)} ({share:.1%} of the step's FLOP); planned in {graph.planning_seconds:.2f} s",
+    ]
+    if graph.ended_by:
+        head.append(f"  ends at a graph break: {graph.ended_by}")
+    kept = [row for row in graph.saved if row.kind != "input"]
+    inputs = [row for row in graph.saved if row.kind == "input"]
+    head.append(f"  {len(inputs)} inputs and parameters are read again in backward; they are allocated anyway")
+    saved = _table(f"saved: {len(kept)} values", kept, key=lambda row: row.size_bytes)
+    again = _table(f"recomputed: {len(graph.recomputed)} ops", graph.recomputed, key=lambda row: row.seconds)
+    return "\n".join([*head, saved, again])
+
+
+def joint_graph_table(joint: JointGraph) -> str:
+    """All nodes in graph order with side, storage, bytes, work, intensity, seconds and what is not allowed."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("node", "op", "shape", "dtype", "side", "storage"):
+        table.add_column(title, no_wrap=True)
+    for title in ("bytes", "FLOP", "moved", "FLOP/B", "seconds"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("cannot be saved")
+    table.add_column("cannot be recomputed")
+    nodes = joint.nodes
+    for node in nodes:
+        row = value_row(node, joint.notes[node], nodes)
+        table.add_row(
+            row.name, row.op, "x".join(row.shape), row.dtype, row.side, row.storage, str(row.size_bytes), str(row.flop),
+            str(row.read_bytes + row.write_bytes), f"{row.intensity:.2f}", format_seconds(row.seconds),
+            row.cannot_save or "", row.cannot_recompute or "",
+        )  # fmt: skip
+    return _render(table, width=WIDTH + 60)
+
+
+def _table(title: str, rows: Iterable[ValueRow], key) -> str:
+    rows = sorted(rows, key=lambda row: (-key(row), row.name))
+    if not rows:
+        return f"  {title}"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("name", no_wrap=True)
+    table.add_column("op", no_wrap=True)
+    table.add_column("shape", no_wrap=True)
+    table.add_column("dtype", no_wrap=True)
+    for name in ("size", "FLOP", "FLOP/B", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("source", no_wrap=True)
+    table.add_column("reason", no_wrap=True)
+    for row in rows[:MAX_ROWS]:
+        table.add_row(
+            row.name, row.op, "x".join(row.shape), row.dtype, format_bytes(row.size_bytes), format_flop(row.flop),
+            f"{row.intensity:.1f}", format_seconds(row.seconds), short_source(row.source), row.reason,
+        )  # fmt: skip
+    text = _render(table)
+    if len(rows) > MAX_ROWS:
+        rest = rows[MAX_ROWS:]
+        text += f"\n... and {len(rest)} more, {format_bytes(sum(row.size_bytes for row in rest))}; all are in to_json()"
+    return text
+
+
+def short_source(source: str) -> str:
+    """The last two parts of a path: enough to find the line, short enough for a column."""
+    return os.sep.join(source.split(os.sep)[-2:])
+
+
+def _render(table: Table, width: int = WIDTH) -> str:
+    stream = io.StringIO()
+    Console(file=stream, width=width, no_color=True, highlight=False, soft_wrap=True).print(table, crop=False, soft_wrap=True)
+    return "\n".join(line.rstrip() for line in stream.getvalue().rstrip().splitlines())

@@ -1,0 +1,123 @@
+"""Live bytes and seconds of forward and backward for a set of saved values, without building a graph.
+
+What is counted is the increase over what was allocated when forward started: saved values, forward's outputs (the caller
+may hold them), temporaries and gradients. Inputs and parameters are not in it. Saved values and tangents are released
+after their last use in backward, as AOTAutograd's boxed calls do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from recompile.dataflow import Dataflow, backward_order, dataflow_of, forward_order, rebuilt_in_backward, tangents_of
+from recompile.fusion import FusionFacts, Kernel, fuse, fusion_facts, store_ops, stored_buffers
+from recompile.hardware import Hardware
+from recompile.joint import JointGraph, Kind, Side
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One kernel of the step: ``live_bytes`` are allocated while it runs."""
+
+    phase: str  # "forward" or "backward"
+    node: int  # the kernel's first op, an index into the dataflow
+    live_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A predicted step."""
+
+    moments: tuple[Moment, ...]
+    saved_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        return max((moment.live_bytes for moment in self.moments), default=0)
+
+    @property
+    def step_seconds(self) -> float:
+        return sum(moment.seconds for moment in self.moments)
+
+    def peak_of(self, phase: str) -> int:
+        return max((moment.live_bytes for moment in self.moments if moment.phase == phase), default=0)
+
+
+class Timeline:
+    """Simulates steps of one graph on one hardware; what does not depend on the plan is computed once."""
+
+    def __init__(self, joint: JointGraph, hardware: Hardware):
+        self.joint = joint
+        self.hardware = hardware
+        self.flow: Dataflow = dataflow_of(joint)
+        self.facts: FusionFacts = fusion_facts(joint, self.flow)
+        self._seconds_of_extern = {
+            i: joint.notes[node].seconds for i, node in enumerate(self.flow.nodes) if self.flow.kind[i] is Kind.EXTERN
+        }
+
+    def simulate(self, saved: frozenset[int]) -> Simulation:
+        """The step when exactly the node indices ``saved`` (and inputs) are handed to backward."""
+        flow = self.flow
+        handed_over = {flow.buffer[i] for i in saved if not flow.is_input[flow.buffer[i]]}
+        outputs = {flow.buffer[i] for i in flow.fwd_outputs if not flow.is_input[flow.buffer[i]]}
+        gradients = {flow.buffer[i] for i in flow.bwd_outputs if not flow.is_input[flow.buffer[i]]}
+        forward = self._run("forward", forward_order(flow, saved), frozenset(handed_over | outputs), {}, 0)
+        tangents = {t: flow.size_bytes[t] for t in tangents_of(flow)}
+        releasable = {b: flow.size_bytes[b] for b in handed_over - outputs} | tangents
+        held = sum(flow.size_bytes[b] for b in outputs)
+        backward = self._run("backward", backward_order(flow, saved), frozenset(gradients), releasable, held)
+        return Simulation(tuple(forward + backward), sum(flow.size_bytes[b] for b in handed_over - outputs))
+
+    def _run(
+        self, phase: str, program: Sequence[int], kept: frozenset[int], releasable: dict[int, int], held_bytes: int
+    ) -> list[Moment]:
+        """One program: ``kept`` buffers outlive it, ``releasable`` ones live at its start and die at their last use."""
+        kernels = fuse(self.facts, store_ops(self.facts, program, kept))
+        stored = stored_buffers(kernels, kept)
+        last_use = {buffer: k for k, kernel in enumerate(kernels) for buffer in kernel.reads | kernel.makes}
+        size = self.flow.size_bytes
+        mortal = (stored - kept) | (releasable.keys() - kept)
+        live = held_bytes + sum(releasable.values())
+        moments = []
+        for k, kernel in enumerate(kernels):
+            made = [buffer for buffer in kernel.makes if buffer in stored]
+            dying = [b for b in kernel.reads | kernel.makes if last_use[b] == k and b in mortal]
+            reused = 0 if kernel.is_extern else self._bytes_reused(kernel, made, dying)
+            live += sum(size[b] for b in made) - reused
+            first = kernel.ops[0].op
+            moments.append(Moment(phase, first, live, self._seconds(kernel, stored)))
+            live -= sum(size[b] for b in dying) - reused
+        return moments
+
+    def _bytes_reused(self, kernel: Kernel, made: Sequence[int], dying: Sequence[int]) -> int:
+        """Bytes of results written over inputs that die in the same kernel (Inductor's in-place buffers)."""
+        size = self.flow.size_bytes
+        free = [b for b in dying if b not in kernel.makes]
+        direct = {buffer: op.reads for op in kernel.ops for buffer in op.makes}
+        reused = 0
+        for buffer in sorted(made):
+            match = next((b for b in free if size[b] == size[buffer] and b in direct[buffer]), None)
+            if match is not None:
+                free.remove(match)
+                reused += size[buffer]
+        return reused
+
+    def _seconds(self, kernel: Kernel, stored: set[int]) -> float:
+        """Roofline of a kernel: an extern's own, else the larger of traffic and arithmetic, plus a launch."""
+        if kernel.is_extern:
+            return self._seconds_of_extern.get(kernel.ops[0].op, self.hardware.launch_s)
+        size = self.flow.size_bytes
+        moved = sum(size[b] for b in kernel.reads if b not in kernel.makes) + sum(size[b] for b in kernel.makes & stored)
+        members = frozenset().union(*(op.members for op in kernel.ops))
+        flop = sum(self.facts.flop[i] for i in members)
+        seconds = max(moved / self.hardware.byte_per_s, flop / self.hardware.vector_flop_per_s)
+        return seconds + self.hardware.launch_s
+
+
+def recomputed_ops(flow: Dataflow, saved: frozenset[int]) -> list[int]:
+    """Ops that run twice: in forward, and again in backward. What runs only in backward is no recomputation."""
+    rebuilt, _ = rebuilt_in_backward(flow, saved)
+    in_forward = set(forward_order(flow, saved))
+    return [i for i in rebuilt if flow.is_op[i] and i in in_forward and flow.side[i] is not Side.BACKWARD]

@@ -1,0 +1,193 @@
+"""The only file that imports PyTorch's private modules. Everything here is a thin name for something private, so that a
+new torch release is one file's work. Written against torch 2.11 to 2.14.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import pathlib
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch._functorch.config as functorch_config
+import torch._inductor.config as inductor_config
+import torch.fx as fx
+from torch._dynamo.exc import ShortenTraceback
+from torch._functorch import partitioners
+from torch._functorch._aot_autograd import utils as aot_utils
+from torch._functorch.compile_utils import fx_graph_cse
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+from recompile.versions import check_torch
+
+check_torch(torch.__version__)
+
+__all__ = ["CustomPartitionerFn", "ShortenTraceback", "cache_dir", "fx_graph_cse"]
+
+must_be_in_forward = partitioners._must_be_in_forward
+must_be_in_backward = partitioners._must_be_in_backward
+
+
+def is_tangent(node: fx.Node) -> bool:
+    """A placeholder of backward: the gradient of a forward output, or a seed drawn for backward alone."""
+    return aot_utils._is_tangent(node) or aot_utils._is_bwd_seed_offset(node)
+
+
+def is_symbol(node: fx.Node) -> bool:
+    """Whether the node's value is a symbolic size, float or bool rather than a tensor."""
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def is_assertion_symbol(node: fx.Node) -> bool:
+    """A SymBool that only run-time assertions read: forward checks it, backward must not be handed it."""
+    return (
+        isinstance(node.meta.get("val"), torch.SymBool)
+        and len(node.users) > 0
+        and all(user.target is torch.ops.aten._assert_scalar.default for user in node.users)
+    )
+
+
+def is_opaque(node: fx.Node) -> bool:
+    """Whether the node's value is a script or opaque object, which has no size that anyone could state."""
+    check = getattr(partitioners, "is_opaque_node", None)
+    return bool(check(node)) if check else False
+
+
+def storage_key(val: torch.Tensor) -> int | None:
+    """An identity of the storage behind a fake tensor; equal for views of one base. None where it has no storage."""
+    return val.untyped_storage()._cdata if torch._C._has_storage(val) else None
+
+
+def split_joint_graph(
+    joint: fx.GraphModule, saved: list[fx.Node], num_fwd_outputs: int, static_inputs: list[fx.Node]
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Forward and backward modules for a list of saved nodes, in the calling convention AOTAutograd expects."""
+    symbols = [node for node in saved if is_symbol(node) and not is_assertion_symbol(node)]
+    opaque = [node for node in saved if is_opaque(node)]
+    values = [node for node in saved if not is_symbol(node) and node not in opaque]
+    optional = {"saved_opaque_nodes": opaque, "static_lifetime_input_nodes": static_inputs}
+    accepted = inspect.signature(partitioners._extract_fwd_bwd_modules).parameters
+    return partitioners._extract_fwd_bwd_modules(
+        joint,
+        values,
+        saved_sym_nodes=symbols,
+        num_fwd_outputs=num_fwd_outputs,
+        **{name: value for name, value in optional.items() if name in accepted},
+    )
+
+
+def thread_generators(forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Pass graph-safe random state through higher-order ops as PyTorch's partitioners do (a no-op where there is none)."""
+    thread = getattr(partitioners, "thread_graphsafe_rng_from_hops", None)
+    if thread is None:
+        return forward, backward
+    return thread(forward, is_backward=False), thread(backward, is_backward=True)
+
+
+def stock_saved_values(joint: fx.GraphModule, num_fwd_outputs: int, ratio: float) -> list[fx.Node]:
+    """What PyTorch's own min-cut partitioner would save at ``activation_memory_budget=ratio``. Sets attributes on nodes."""
+    info = partitioners.classify_nodes(joint, [], num_fwd_outputs)
+    if not info.required_bw_nodes:
+        return []
+    for node in reversed(joint.graph.nodes):
+        far = int(1e9)
+        if node.op == "output":
+            node.dist_from_bw = far
+        elif not info.is_required_fw(node):
+            node.dist_from_bw = 0
+        else:
+            node.dist_from_bw = min([far, *(user.dist_from_bw + 1 for user in node.users)])
+    return partitioners.choose_saved_values_set(joint.graph, info, memory_budget=ratio)
+
+
+# Inductor
+
+
+def compile_with_inductor(
+    model: fx.GraphModule, inputs: list[Any], config_patches: dict[str, Any], partitioner: CustomPartitionerFn | None
+) -> Any:
+    """Inductor's own entry, with options for this compilation and, for training, a partitioner."""
+    from torch._inductor.compile_fx import compile_fx
+
+    patches = dict(config_patches)
+    if partitioner is not None:
+        patches["custom_partitioner_fn"] = partitioner
+    return compile_fx(model, inputs, config_patches=patches)
+
+
+def inductor_mode_options(mode: str) -> dict[str, Any]:
+    """Inductor's options behind a ``mode=`` name. Raises RuntimeError for an unknown name."""
+    import torch._inductor as inductor
+
+    return dict(inductor.list_mode_options(mode))
+
+
+def inductor_mode_names() -> list[str]:
+    import torch._inductor as inductor
+
+    return list(inductor.list_mode_options())
+
+
+def inductor_option_names() -> frozenset[str]:
+    return frozenset(inductor_config.get_config_copy())
+
+
+def inductor_option_type(name: str) -> Any:
+    return inductor_config.get_type(name)
+
+
+def config_fingerprint() -> str:
+    """A hash of Inductor's and functorch's settings, which change what is compiled."""
+    settings = inductor_config.save_config_portable() | functorch_config.save_config_portable()
+    return hashlib.sha256(repr(sorted(settings.items(), key=lambda pair: pair[0])).encode()).hexdigest()
+
+
+def record_dir() -> pathlib.Path:
+    """Where decisions are stored beside Inductor's own cache, so that clearing one clears the other."""
+    return pathlib.Path(cache_dir()) / "recompile"
+
+
+# Dynamo
+
+
+def compile_being_served() -> tuple[Any | None, Any | None]:
+    """Inside a backend call: the torch.compile wrapper that Dynamo works for and the code object being compiled."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        translator = InstructionTranslator.current_tx()
+    except AttributeError:  # called directly, not by Dynamo
+        return None, None
+    return innermost_backend(translator.output.compiler_fn), translator.output.root_tx.f_code
+
+
+def innermost_backend(backend: Any) -> Any:
+    """Strip Dynamo's own wrappers off a backend callable."""
+    while hasattr(backend, "_torchdynamo_orig_backend"):
+        backend = backend._torchdynamo_orig_backend
+    return backend
+
+
+def backends_of(compiled: Any) -> list[Any]:
+    """The innermost backend callables behind what torch.compile returned: a module, a function, or a module compiled in place."""
+    from torch._dynamo.eval_frame import OptimizeContext, OptimizedModule
+
+    if isinstance(compiled, OptimizedModule):
+        return [innermost_backend(compiled.dynamo_ctx.callback)]
+    if isinstance(compiled, torch.nn.Module):
+        calls = [module._compiled_call_impl for module in compiled.modules() if module._compiled_call_impl is not None]
+        return [backend for call in calls for backend in backends_of(call)]
+    cells = getattr(compiled, "__closure__", None) or ()
+    contexts = [cell.cell_contents for cell in cells if isinstance(cell.cell_contents, OptimizeContext)]
+    return [innermost_backend(context.callback) for context in contexts]
+
+
+def original_code(compiled: Any) -> Any | None:
+    """The code object of the function or forward method that was compiled, where it can be found."""
+    target = getattr(compiled, "_orig_mod", compiled)
+    target = target.forward if isinstance(target, torch.nn.Module) else target
+    target = getattr(target, "_torchdynamo_orig_callable", target)
+    return getattr(inspect.unwrap(target) if callable(target) else target, "__code__", None)

@@ -1,0 +1,282 @@
+"""Gradients, outputs and buffers are those of eager PyTorch, whatever the budget.
+
+Each model is traced once and compared with eager. Every other plan then replays that step under the interpreter of
+`interpret`, where recomputing is the same arithmetic again: it must agree with saving everything to the last bit.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch._functorch import config as functorch_config
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+
+from .interpret import InterpretedBackend, Step, interpreted, partitioner
+from .models import LENGTH, MODELS, WIDTH, two_traversals
+
+BUDGETS = (None, 0.5, 0.1, 0.0)
+PLANS = [*((budget, "mincut") for budget in BUDGETS), (None, "full")]
+SEED = 7
+INTERPRETED_TOLERANCE = 1e-5  # Inductor's decompositions round differently from eager's kernels
+COMPILED_TOLERANCE = 1e-4  # and its kernels sum in another order
+NUM_GRAPHS = {"resnet_with_cumulative_average": 2}  # BatchNorm's momentum None reads a tensor's value in Python
+
+every_model = pytest.mark.parametrize("name", MODELS)
+every_plan = pytest.mark.parametrize(("budget", "planner"), PLANS)
+every_budget = pytest.mark.parametrize("budget", BUDGETS)
+both_random_modes = pytest.mark.parametrize("fallback_random", [False, True], ids=["seeds", "fallback_random"])
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What one step of training left behind."""
+
+    loss: torch.Tensor
+    gradients: dict[str, torch.Tensor | None]
+    buffers: dict[str, torch.Tensor]
+
+
+def trained(name: str, dropout: float, compiled: Callable[[nn.Module], Callable[..., Any]]) -> Trained:
+    model, inputs, loss_of = MODELS[name](dropout)
+    torch.manual_seed(SEED)
+    loss = loss_of(compiled(model)(**inputs))
+    loss.backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return Trained(loss.detach(), gradients, dict(model.named_buffers()))
+
+
+@functools.cache
+def trained_eagerly(name: str, dropout: float) -> Trained:
+    return trained(name, dropout, lambda model: model)
+
+
+@functools.cache
+def trained_by_interpreter(name: str, dropout: float, fallback_random: bool) -> tuple[Trained, InterpretedBackend]:
+    backend = interpreted(partitioner(0.1), fallback_random)
+    return trained(name, dropout, functools.partial(torch.compile, backend=backend)), backend
+
+
+@functools.cache
+def steps_with_everything_saved(name: str, dropout: float, fallback_random: bool) -> list[Step]:
+    _, backend = trained_by_interpreter(name, dropout, fallback_random)
+    return [graph.replay(partitioner(None, "save_all")) for graph in backend.graphs]
+
+
+def assert_equal(actual: Trained, expected: Trained, tolerance: float) -> None:
+    """Errors are relative to the largest element of each gradient; those below a thousandth of the largest gradient in
+    the model are zero but for rounding (the bias of attention's keys, a bias before BatchNorm)."""
+    torch.testing.assert_close(actual.loss, expected.loss, rtol=tolerance, atol=0.0)
+    largest = max(gradient.abs().max().item() for gradient in expected.gradients.values() if gradient is not None)
+    for name, gradient in expected.gradients.items():
+        assert (gradient is None) == (actual.gradients[name] is None), name
+        if gradient is not None:
+            error = (actual.gradients[name] - gradient).abs().max().item()
+            assert error <= tolerance * max(gradient.abs().max().item(), 1e-3 * largest), f"{name}: off by {error}"
+    for name, buffer in expected.buffers.items():
+        torch.testing.assert_close(actual.buffers[name], buffer, rtol=tolerance, atol=tolerance, msg=name)
+
+
+def assert_same_bits(actual: Step, expected: Step) -> None:
+    for part in ("outputs", "gradients", "primals"):
+        pairs = list(zip(getattr(actual, part), getattr(expected, part), strict=True))
+        differ = [index for index, (value, other) in enumerate(pairs) if not have_same_bits(value, other)]
+        assert not differ, f"{part} {differ} differ"
+
+
+def have_same_bits(value: Any, other: Any) -> bool:
+    if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(value, other)
+    return value == other
+
+
+@every_model
+def test_a_step_under_the_interpreter_equals_eager(name):
+    result, backend = trained_by_interpreter(name, dropout=0.0, fallback_random=False)
+    assert_equal(result, trained_eagerly(name, dropout=0.0), INTERPRETED_TOLERANCE)
+    assert len(backend.graphs) >= NUM_GRAPHS.get(name, 1) if name in NUM_GRAPHS else len(backend.graphs) == 1
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@every_plan
+@every_model
+def test_every_plan_gives_the_same_step_to_the_last_bit(name, budget, planner, dropout):
+    _, backend = trained_by_interpreter(name, dropout, fallback_random=False)
+    for graph, expected in zip(backend.graphs, steps_with_everything_saved(name, dropout, False), strict=True):
+        assert_same_bits(graph.replay(partitioner(budget, planner)), expected)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@every_model
+def test_a_replay_is_the_step_that_was_traced(name, dropout):
+    _, backend = trained_by_interpreter(name, dropout, fallback_random=False)
+    for graph, expected in zip(backend.graphs, steps_with_everything_saved(name, dropout, False), strict=True):
+        assert_same_bits(graph.step, expected)
+
+
+@pytest.mark.parametrize("name", ["resnet", "resnet_with_cumulative_average"])
+def test_batch_norm_counts_one_step(name):
+    result, _ = trained_by_interpreter(name, dropout=0.0, fallback_random=False)
+    counts = {buffer: value.item() for buffer, value in result.buffers.items() if buffer.endswith("num_batches_tracked")}
+    assert counts and set(counts.values()) == {1}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "two_traversals", "tied_embedding"])
+def test_dropout_with_eagers_random_numbers_equals_eager(name):
+    result, _ = trained_by_interpreter(name, dropout=0.1, fallback_random=True)
+    assert_equal(result, trained_eagerly(name, dropout=0.1), INTERPRETED_TOLERANCE)
+
+
+@every_plan
+@pytest.mark.parametrize("name", ["gpt2", "two_traversals", "tied_embedding"])
+def test_every_plan_keeps_eagers_random_numbers(name, budget, planner):
+    _, backend = trained_by_interpreter(name, dropout=0.1, fallback_random=True)
+    for graph, expected in zip(backend.graphs, steps_with_everything_saved(name, 0.1, True), strict=True):
+        assert_same_bits(graph.replay(partitioner(budget, planner)), expected)
+
+
+class Masked(nn.Module):
+    """Dropout right after a bias of full size: where the output is zero, the bias has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH**0.5)
+        self.first, self.second = (nn.Parameter(torch.randn(LENGTH, WIDTH)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = F.dropout(x.tanh() + self.first, 0.5, self.training)
+        return F.dropout((hidden @ self.weight).tanh() + self.second, 0.5, self.training)
+
+
+def mask_agreement(backend: Any, **compile_options: Any) -> float:
+    """The fraction of elements at which backward used the mask that forward used."""
+    torch.manual_seed(0)
+    model = Masked()
+    output = torch.compile(model, backend=backend, **compile_options)(torch.randn(LENGTH, WIDTH))
+    output.sum().backward()  # the tangent is one everywhere: zeros in the gradient are backward's mask
+    dropped = output == 0
+    assert 0.4 < dropped.float().mean() < 0.6
+    return (dropped == (model.second.grad == 0)).float().mean().item()
+
+
+@both_random_modes
+@every_plan
+def test_backward_uses_forwards_dropout_mask(budget, planner, fallback_random):
+    assert mask_agreement(interpreted(partitioner(budget, planner), fallback_random)) == 1.0
+
+
+@every_budget
+def test_every_step_draws_a_new_mask(budget):
+    model = torch.compile(Masked(), backend=interpreted(partitioner(budget)))
+    x = torch.randn(LENGTH, WIDTH)
+    assert 0.4 < ((model(x) == 0) == (model(x) == 0)).float().mean() < 0.6
+
+
+def test_the_mask_check_finds_pytorchs_own_partitioner_out():
+    def stock(gm, joint_inputs, **kwargs):
+        with functorch_config.patch(activation_memory_budget=0.0):
+            return min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+
+    assert 0.4 < mask_agreement(interpreted(stock)) < 0.6
+
+
+@every_budget
+def test_a_dynamic_batch_is_right_for_three_sizes_with_one_graph(budget):
+    model, _, _ = two_traversals()
+    backend = interpreted(partitioner(budget))
+
+    def loss_of(x: torch.Tensor) -> torch.Tensor:
+        return model(x).square().mean()  # backward divides by the size
+
+    compiled = torch.compile(loss_of, backend=backend, dynamic=True)
+    for batch in (2, 3, 5):
+        x = torch.randn(batch, LENGTH, WIDTH)
+        expected = torch.autograd.grad(loss_of(x), list(model.parameters()))
+        actual = torch.autograd.grad(compiled(x), list(model.parameters()))
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-7)
+    assert len(backend.graphs) == 1
+
+
+@every_budget
+def test_an_op_with_an_ordered_side_effect_runs_once(budget, effectful_op):
+    op, calls = effectful_op
+    weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+    x = torch.randn(LENGTH, WIDTH)
+
+    def loss_of() -> torch.Tensor:
+        return op(x @ weight).tanh().square().sum()
+
+    (expected,) = torch.autograd.grad(loss_of(), [weight])
+    calls.clear()
+    (actual,) = torch.autograd.grad(torch.compile(loss_of, backend=interpreted(partitioner(budget)))(), [weight])
+    assert calls == ["forward", "backward"]
+    torch.testing.assert_close(actual, expected)
+
+
+@pytest.fixture(scope="module")
+def effectful_op():
+    """A sine that notes each call of itself and of its backward."""
+    calls = []
+
+    @torch.library.custom_op("recompile_tests::noted_sin", mutates_args=())
+    def noted_sin(x: torch.Tensor) -> torch.Tensor:
+        calls.append("forward")
+        return x.sin()
+
+    @torch.library.custom_op("recompile_tests::noted_sin_backward", mutates_args=())
+    def noted_sin_backward(x: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
+        calls.append("backward")
+        return x.cos() * tangent
+
+    noted_sin.register_fake(torch.empty_like)
+    noted_sin_backward.register_fake(lambda x, tangent: torch.empty_like(x))
+    noted_sin.register_autograd(
+        lambda context, tangent: noted_sin_backward(context.saved_tensors[0], tangent),
+        setup_context=lambda context, inputs, output: context.save_for_backward(*inputs),
+    )
+    registration = _register_effectful_op(torch.ops.recompile_tests.noted_sin.default, _EffectType.ORDERED)
+    yield noted_sin, calls
+    registration.destroy()
+
+
+def compiled_by_recompile(budget: object) -> Callable[[nn.Module], Callable[..., Any]]:
+    return functools.partial(torch.compile, backend="recompile", options={"memory_budget": budget})
+
+
+def test_inductors_kernels_give_eagers_gradients_for_gpt2_at_a_low_budget():
+    result = trained("gpt2", 0.0, compiled_by_recompile(0.1))
+    assert_equal(result, trained_eagerly("gpt2", 0.0), COMPILED_TOLERANCE)
+
+
+def test_inductors_kernels_use_forwards_dropout_mask_at_the_lowest_budget():
+    assert mask_agreement("recompile", options={"memory_budget": 0.0}) == 1.0
+
+
+@pytest.mark.slow
+@every_budget
+@every_model
+def test_inductors_kernels_give_eagers_gradients(name, budget):
+    result = trained(name, 0.0, compiled_by_recompile(budget))
+    assert_equal(result, trained_eagerly(name, 0.0), COMPILED_TOLERANCE)
+
+
+@pytest.mark.slow
+@both_random_modes
+@every_budget
+def test_inductors_kernels_use_forwards_dropout_mask(budget, fallback_random):
+    options = {"memory_budget": budget, "fallback_random": fallback_random}
+    assert mask_agreement("recompile", options=options) == 1.0
