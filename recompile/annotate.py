@@ -5,6 +5,7 @@ Analysis only: the graph is read, never changed. Linear in nodes and edges.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 
 import torch
@@ -86,14 +87,29 @@ def has_forward_effect(node: fx.Node) -> bool:
 
 
 def storage_owners(nodes: list[fx.Node]) -> dict[fx.Node, fx.Node]:
-    """For each node the first node with the same storage: a view's base, or the node itself."""
+    """For each node the first node with the same storage: a view's base, or the node itself.
+
+    A view belongs to what it looks at even where its fake tensor says otherwise: graph passes that replace a node leave
+    the old storage on its views.
+    """
     first: dict[int, fx.Node] = {}
-    owner = {}
+    owner: dict[fx.Node, fx.Node] = {}
     for node in nodes:
         val = node.meta.get("val")
         key = storage_key(val) if isinstance(val, torch.Tensor) else None
-        owner[node] = node if key is None else first.setdefault(key, node)
+        base = viewed_node(node) if kind_of(node) is Kind.VIEW else None
+        if base is not None:
+            owner[node] = owner[base]
+        else:
+            owner[node] = node if key is None else first.setdefault(key, node)
     return owner
+
+
+def viewed_node(view: fx.Node) -> fx.Node | None:
+    """What a view looks at: its op's first input, through getitem for ops that return several views."""
+    while view.target is operator.getitem:
+        view = view.args[0]
+    return view.all_input_nodes[0] if view.all_input_nodes else None
 
 
 def overwritten_reads(

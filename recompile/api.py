@@ -37,7 +37,9 @@ def explain(compiled: Any) -> Explanation:
             f"{len(breaks)} graph break(s): the budget holds for each graph on its own, not for their sum. Breaks: {'; '.join(breaks)}"
         )
     if any(record.missing for record in found):
-        notes.append("some compiled code came from a cache that no longer has its record; clear the Inductor cache to see its plan")
+        notes.append(
+            "some compiled code came from a cache that no longer has its record; clear the Inductor cache to see its plan"
+        )
     return Explanation(graphs, tuple(notes))
 
 

@@ -27,7 +27,11 @@ log = logging.getLogger("recompile")
 
 
 def recompile(
-    model: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
+    model: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Any:
     """Backend for ``torch.compile(model, backend="recompile", options={...})``.
 
@@ -116,8 +120,15 @@ class Partitioner(CustomPartitionerFn):
         kept = frozenset(timeline.flow.index[c.node] for c in plan.saved if c.node.op != "placeholder")
         records.add(
             report_graph(
-                annotated, plan, timeline.simulate(kept), planner=self.options.planner_name(), hardware=self.hardware.name,
-                budget=repr(self.options.memory_budget), budget_bytes=budget_bytes, planning_seconds=seconds, ended_by=self.ended_by,
+                annotated,
+                plan,
+                timeline.simulate(kept),
+                planner=self.options.planner_name(),
+                hardware=self.hardware.name,
+                budget=repr(self.options.memory_budget),
+                budget_bytes=budget_bytes,
+                planning_seconds=seconds,
+                ended_by=self.ended_by,
             )  # fmt: skip
         )
 

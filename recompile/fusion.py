@@ -3,12 +3,11 @@
 A model of Inductor's scheduler (torch/_inductor/ir.py ``StorageBox``, scheduler.py ``can_fuse``), not a copy: pointwise
 values are inlined into their readers unless something forces them into memory, then stored ops that share a buffer and a
 loop shape are merged greedily as long as no path leaves and re-enters the kernel. Complexity: O(ops x kernels) for the
-cycle test on bitsets. Left out for now: split reductions, tilings, spills of looped reductions.
+cycle test on bitsets. Left out for now: split reductions, tilings.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,16 +16,19 @@ import torch.fx as fx
 
 from recompile.dataflow import Dataflow, num_elements
 from recompile.joint import JointGraph, Kind
+from recompile.torch_private import RANDOM_FROM_SEED
 
-aten, prims = torch.ops.aten, torch.ops.prims
+aten = torch.ops.aten
 
 # torch._inductor.config: realize_reads_threshold, realize_opcount_threshold; ir.py: inner functions are cut at 100 ops.
 MAX_READS_WHEN_REUSED = 4
 MAX_OPS_WHEN_REUSED = 30
 MAX_OPS_INLINED = 100
+# torch._inductor's Triton heuristics loop over rows above 1024 elements; generated C++ always loops.
+LONGEST_ROW_ON_GPU = 1024
+LONGEST_ROW_ON_CPU = 1
 # ir.py, StorageBox.should_realize_on_reuse: on the CPU a reused expression with one of these is stored.
 DEAR_ON_CPU = (aten.exp.default, aten.sigmoid.default)
-ALWAYS_STORED = (prims.inductor_random.default, prims.inductor_randint.default, aten.rand.default, aten.bernoulli.p)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +49,12 @@ class StoredOp:
     """An op whose results go to memory, with what was inlined into it."""
 
     op: int
+    position: int  # in the program
     reads: frozenset[int]  # buffers in memory
     makes: tuple[int, ...]
     members: frozenset[int]  # the op and the ops inlined into it
     flop: int
+    is_reduction: bool
 
 
 @dataclass(slots=True)
@@ -78,6 +82,7 @@ class FusionFacts:
     flop: tuple[int, ...]
     always_stored: frozenset[int]
     dear: frozenset[int]  # ops whose reuse forces them into memory on this device
+    longest_row: int  # elements that a reduction keeps in registers; longer rows are read again in a later loop
 
 
 def fusion_facts(joint: JointGraph, flow: Dataflow) -> FusionFacts:
@@ -88,8 +93,9 @@ def fusion_facts(joint: JointGraph, flow: Dataflow) -> FusionFacts:
         flow=flow,
         shape=tuple(loop_shape(node, flow.kind[i], flow.numel[i]) for i, node in enumerate(flow.nodes)),
         flop=tuple(joint.notes[node].work.flop for node in flow.nodes),
-        always_stored=frozenset(i for i, node in enumerate(flow.nodes) if node.target in ALWAYS_STORED),
+        always_stored=frozenset(i for i, node in enumerate(flow.nodes) if node.target in RANDOM_FROM_SEED),
         dear=frozenset(i for i, node in enumerate(flow.nodes) if on_cpu and node.target in DEAR_ON_CPU),
+        longest_row=LONGEST_ROW_ON_CPU if on_cpu else LONGEST_ROW_ON_GPU,
     )
 
 
@@ -122,7 +128,7 @@ def store_ops(facts: FusionFacts, program: Sequence[int], kept: frozenset[int]) 
             readers.setdefault(buffer, []).append(i)
     inlined: dict[int, StoredOp] = {}
     stored = []
-    for i in ops:
+    for position, i in enumerate(ops):
         reads: set[int] = set()
         members = {i}
         flop = facts.flop[i]
@@ -134,7 +140,9 @@ def store_ops(facts: FusionFacts, program: Sequence[int], kept: frozenset[int]) 
                 reads |= source.reads
                 members |= source.members
                 flop += source.flop
-        op = StoredOp(i, frozenset(reads), flow.makes[i], frozenset(members), flop)
+        op = StoredOp(
+            i, position, frozenset(reads), flow.makes[i], frozenset(members), flop, flow.kind[i] is Kind.REDUCTION
+        )
         if must_be_stored(facts, op, readers, kept):
             stored.append(op)
         elif op.makes:
@@ -185,7 +193,7 @@ def fuse(facts: FusionFacts, stored: Sequence[StoredOp]) -> list[Kernel]:
             made_by[buffer] = home
         for buffer in op.reads:
             readers_of.setdefault(buffer, []).append(home)
-    return _in_order(kernels, before)
+    return _in_order(kernels)
 
 
 def _best_home(
@@ -238,29 +246,47 @@ def _merge_ancestors(before: list[int], home: int, ancestors: int) -> None:
             before[k] |= fresh
 
 
-def _in_order(kernels: list[Kernel], before: list[int]) -> list[Kernel]:
-    """Topological order of kernels, the one whose first op comes first going first."""
+def _in_order(kernels: list[Kernel]) -> list[Kernel]:
+    """Topological order: kernels by their first op, each preceded by what it needs (depth first, as Inductor sorts)."""
     made_by = {buffer: k for k, kernel in enumerate(kernels) for buffer in kernel.makes}
-    follows = [{made_by[b] for b in kernel.reads if b in made_by} - {k} for k, kernel in enumerate(kernels)]
-    waiting = [len(sources) for sources in follows]
-    releases: dict[int, list[int]] = {}
-    for k, sources in enumerate(follows):
-        for source in sources:
-            releases.setdefault(source, []).append(k)
-    ready = [(kernels[k].ops[0].op, k) for k in range(len(kernels)) if waiting[k] == 0]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        _, k = heapq.heappop(ready)
-        order.append(kernels[k])
-        for user in releases.get(k, ()):
-            waiting[user] -= 1
-            if waiting[user] == 0:
-                heapq.heappush(ready, (kernels[user].ops[0].op, user))
+    order: list[Kernel] = []
+    done: set[int] = set()
+    for first in sorted(range(len(kernels)), key=lambda k: kernels[k].ops[0].position):
+        pending = [first]
+        while pending:
+            k = pending[-1]
+            sources = {made_by[b] for b in kernels[k].reads if b in made_by} - done - {k}
+            if sources and k not in done:
+                pending.extend(sorted(sources, reverse=True))
+                continue
+            pending.pop()
+            if k not in done:
+                done.add(k)
+                order.append(kernels[k])
     return order
 
 
-def stored_buffers(kernels: Iterable[Kernel], kept: frozenset[int]) -> set[int]:
+def spilled_buffers(kernel: Kernel, longest_row: int) -> set[int]:
+    """Buffers read in a later pass over the rows than the one that makes them: stored although no other kernel reads them.
+
+    A reduction whose rows exceed ``longest_row`` elements is a loop; what follows it is another loop over the same rows.
+    """
+    if kernel.is_extern or kernel.shape.inner <= longest_row:
+        return set()
+    made_in: dict[int, int] = {}
+    reduced: set[int] = set()
+    spilled: set[int] = set()
+    for op in kernel.ops:
+        inside = [b for b in op.reads if b in made_in]
+        turn = max((made_in[b] + (b in reduced) for b in inside), default=0)
+        spilled.update(b for b in inside if b not in reduced and made_in[b] < turn)
+        made_in.update((buffer, turn) for buffer in op.makes)
+        if op.is_reduction:
+            reduced.update(op.makes)
+    return spilled
+
+
+def stored_buffers(kernels: Iterable[Kernel], kept: frozenset[int], longest_row: int) -> set[int]:
     """Buffers that really occupy memory: all made ones but those read only inside the kernel that makes them."""
     readers: dict[int, set[int]] = {}
     kernels = list(kernels)
@@ -269,6 +295,7 @@ def stored_buffers(kernels: Iterable[Kernel], kept: frozenset[int]) -> set[int]:
             readers.setdefault(buffer, set()).add(k)
     stored = set()
     for k, kernel in enumerate(kernels):
+        stored |= spilled_buffers(kernel, longest_row)
         for buffer in kernel.makes:
             if kernel.is_extern or buffer in kept or readers.get(buffer, set()) - {k}:
                 stored.add(buffer)

@@ -245,13 +245,13 @@ UNKNOWN_MEMORY_BYTES = 16 * 2**30  # where the system does not say
 def cpu_hardware() -> Hardware:
     """Nominal figures for the CPU this runs on, the same at every call: nothing is timed, so that plans repeat.
 
-    From torch's thread count, the vector width it uses, and the constants above. Against one measurement on a
-    two-thread AVX-512 machine with AMX (best of repeated runs): float32 matmul of 1024 x 1024, 112 GFLOP/s nominal, 109
-    measured; bfloat16, 1344 and 1307; a copy of 256 MB, 16 GB/s read and written, 13.3 measured. To redo it:
+    From torch's thread count, the vector width it uses, and the constants above. Against the best of repeated runs on
+    a machine of two threads with AVX-512 and AMX: float32 matmul of 1024 x 1024, 112 GFLOP/s nominal, 109 measured;
+    bfloat16, 1344 and 1307; a copy of 256 MB, reads and writes together, 16 GB/s and 13.3, or 6 beside other programs.
+    To measure again (2 * 1024**3 FLOP and 2 * 256 MB):
 
-        python -c "import torch, torch.utils.benchmark as b; x = torch.randn(1024, 1024); y = torch.randn(64, 2**20)
-        best = lambda s: min(b.Timer(s, globals=globals()).repeat(20, 1)); z = torch.empty_like(y)
-        print(2 * 1024**3 / best('x @ x'), 2 * y.nbytes / best('z.copy_(y)'))"
+        python -m timeit -s "import torch; x = torch.randn(1024, 1024)" "x @ x"
+        python -m timeit -s "import torch; x = torch.randn(64, 2**20); y = torch.empty_like(x)" "y.copy_(x)"
     """
     capability, threads = torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()
     lanes = LANES.get(capability, DEFAULT_LANES)

@@ -46,7 +46,9 @@ class Options:
         given = {str(key).replace("-", "_"): value for key, value in (options or {}).items()}
         inner_mode = given.pop("mode", None)
         if mode is not None and inner_mode is not None and mode != inner_mode:
-            raise OptionError(f"mode={mode!r} and options['mode']={inner_mode!r} contradict each other; give one of them")
+            raise OptionError(
+                f"mode={mode!r} and options['mode']={inner_mode!r} contradict each other; give one of them"
+            )
         own = {key: given.pop(key) for key in OWN_OPTIONS if key in given}
         inductor = {**_mode_options(mode or inner_mode), **_checked_inductor_options(given)}
         return cls(
@@ -62,7 +64,9 @@ class Options:
         return planners.BY_NAME[self.planner] if isinstance(self.planner, str) else self.planner
 
     def planner_name(self) -> str:
-        return self.planner if isinstance(self.planner, str) else getattr(self.planner, "__qualname__", repr(self.planner))
+        return (
+            self.planner if isinstance(self.planner, str) else getattr(self.planner, "__qualname__", repr(self.planner))
+        )
 
     def with_auto_resolved(self, device: torch.device) -> Options:
         """``memory_budget="auto"`` as bytes: what is free on the device now, less ``reserve``."""
@@ -137,7 +141,9 @@ def _checked_planner(value: Any) -> str | Callable:
     if callable(value) or (isinstance(value, str) and value in planners.BY_NAME):
         return value
     names = ", ".join(repr(name) for name in planners.BY_NAME)
-    raise OptionError(f"planner={value!r} is unknown; accepted are {names}, or a function (JointGraph, Hardware, Budget) -> Plan")
+    raise OptionError(
+        f"planner={value!r} is unknown; accepted are {names}, or a function (JointGraph, Hardware, Budget) -> Plan"
+    )
 
 
 def _checked_hardware(value: Any) -> str | Hardware | None:
@@ -156,7 +162,9 @@ def _checked_reserve(value: Any) -> int:
     except ValueError as error:
         raise OptionError(f"reserve={value!r}: {error}") from None
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-        raise OptionError(f'reserve={value!r} is not accepted; accepted are bytes as an int or as text such as "512MiB"')
+        raise OptionError(
+            f'reserve={value!r} is not accepted; accepted are bytes as an int or as text such as "512MiB"'
+        )
     return count
 
 

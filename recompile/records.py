@@ -85,7 +85,9 @@ def records_of(wrapper: Any, code: Any) -> list[Record]:
 
 def key_of(graph: fx.GraphModule, inputs: Sequence[Any], fingerprint: str) -> str:
     """What determines a decision: the traced program, its inputs' metadata, the modes it is traced in, and our options."""
-    autocast = [(device, torch.is_autocast_enabled(device), str(torch.get_autocast_dtype(device))) for device in ("cpu", "cuda")]
+    autocast = [
+        (device, torch.is_autocast_enabled(device), str(torch.get_autocast_dtype(device))) for device in ("cpu", "cuda")
+    ]
     parts = [
         str(SCHEMA_VERSION),
         fingerprint,
@@ -100,7 +102,14 @@ def key_of(graph: fx.GraphModule, inputs: Sequence[Any], fingerprint: str) -> st
 def _describe(value: Any) -> tuple:
     if isinstance(value, torch.Tensor):
         kind = type(value).__name__
-        return kind, str(tuple(value.shape)), str(value.dtype), str(value.device), value.requires_grad, str(value.layout)
+        return (
+            kind,
+            str(tuple(value.shape)),
+            str(value.dtype),
+            str(value.device),
+            value.requires_grad,
+            str(value.layout),
+        )
     return type(value).__name__, str(value)
 
 

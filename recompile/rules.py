@@ -15,11 +15,19 @@ import torch.fx as fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils.checkpoint import CheckpointPolicy
 
-aten, prims = torch.ops.aten, torch.ops.prims
+from recompile.torch_private import SEED_DRAWS
 
-SEED_DRAWS = (prims.inductor_seeds.default, prims.inductor_seed.default)
 COLLECTIVE_NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional", "symm_mem")
-PYTORCH_NAMESPACES = ("aten", "prims", "prim", "inductor_prims", "quantized", "quantized_decomposed", "_quantized", "mkldnn")
+PYTORCH_NAMESPACES = (
+    "aten",
+    "prims",
+    "prim",
+    "inductor_prims",
+    "quantized",
+    "quantized_decomposed",
+    "_quantized",
+    "mkldnn",
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,11 @@ def is_random(node: fx.Node) -> bool:
         return False
     for position, argument in enumerate(node.target._schema.arguments):
         if argument.name in ("dropout_p", "dropout"):
-            value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
+            value = (
+                node.args[position]
+                if position < len(node.args)
+                else node.kwargs.get(argument.name, argument.default_value)
+            )
             return value != 0
     return True
 

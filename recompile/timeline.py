@@ -75,7 +75,7 @@ class Timeline:
     ) -> list[Moment]:
         """One program: ``kept`` buffers outlive it, ``releasable`` ones live at its start and die at their last use."""
         kernels = fuse(self.facts, store_ops(self.facts, program, kept))
-        stored = stored_buffers(kernels, kept)
+        stored = stored_buffers(kernels, kept, self.facts.longest_row)
         last_use = {buffer: k for k, kernel in enumerate(kernels) for buffer in kernel.reads | kernel.makes}
         size = self.flow.size_bytes
         mortal = (stored - kept) | (releasable.keys() - kept)
@@ -92,16 +92,26 @@ class Timeline:
         return moments
 
     def _bytes_reused(self, kernel: Kernel, made: Sequence[int], dying: Sequence[int]) -> int:
-        """Bytes of results written over inputs that die in the same kernel (Inductor's in-place buffers)."""
+        """Bytes of results written over inputs that die in the same kernel (Inductor's in-place buffers).
+
+        A result may take an input's place when its op reads it and every other reader in the kernel runs before it.
+        """
         size = self.flow.size_bytes
         free = [b for b in dying if b not in kernel.makes]
-        direct = {buffer: op.reads for op in kernel.ops for buffer in op.makes}
+        if not free or not made:
+            return 0
+        before = ancestors_inside(kernel)
+        makers = {buffer: k for k, op in enumerate(kernel.ops) for buffer in op.makes}
         reused = 0
         for buffer in sorted(made):
-            match = next((b for b in free if size[b] == size[buffer] and b in direct[buffer]), None)
-            if match is not None:
-                free.remove(match)
-                reused += size[buffer]
+            maker = makers[buffer]
+            allowed = before[maker] | 1 << maker
+            for b in free:
+                readers = sum(1 << k for k, op in enumerate(kernel.ops) if b in op.reads)
+                if size[b] == size[buffer] and b in kernel.ops[maker].reads and readers & ~allowed == 0:
+                    free.remove(b)
+                    reused += size[buffer]
+                    break
         return reused
 
     def _seconds(self, kernel: Kernel, stored: set[int]) -> float:
@@ -109,11 +119,27 @@ class Timeline:
         if kernel.is_extern:
             return self._seconds_of_extern.get(kernel.ops[0].op, self.hardware.launch_s)
         size = self.flow.size_bytes
-        moved = sum(size[b] for b in kernel.reads if b not in kernel.makes) + sum(size[b] for b in kernel.makes & stored)
+        moved = sum(size[b] for b in kernel.reads if b not in kernel.makes) + sum(
+            size[b] for b in kernel.makes & stored
+        )
         members = frozenset().union(*(op.members for op in kernel.ops))
         flop = sum(self.facts.flop[i] for i in members)
         seconds = max(moved / self.hardware.byte_per_s, flop / self.hardware.vector_flop_per_s)
         return seconds + self.hardware.launch_s
+
+
+def ancestors_inside(kernel: Kernel) -> list[int]:
+    """Per op of a kernel a bitset of the ops in it whose results it depends on."""
+    maker: dict[int, int] = {}
+    before: list[int] = []
+    for k, op in enumerate(kernel.ops):
+        mask = 0
+        for buffer in op.reads:
+            if buffer in maker:
+                mask |= before[maker[buffer]] | 1 << maker[buffer]
+        before.append(mask)
+        maker.update((buffer, k) for buffer in op.makes)
+    return before
 
 
 def recomputed_ops(flow: Dataflow, saved: frozenset[int]) -> list[int]:

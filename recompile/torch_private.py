@@ -18,6 +18,7 @@ from torch._dynamo.exc import ShortenTraceback
 from torch._functorch import partitioners
 from torch._functorch._aot_autograd import utils as aot_utils
 from torch._functorch.compile_utils import fx_graph_cse
+from torch._inductor import inductor_prims
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
@@ -26,6 +27,10 @@ from recompile.versions import check_torch
 check_torch(torch.__version__)
 
 __all__ = ["CustomPartitionerFn", "ShortenTraceback", "cache_dir", "fx_graph_cse"]
+
+# Inductor draws seeds once and makes random numbers as pure functions of them.
+SEED_DRAWS = (inductor_prims.seeds, inductor_prims.seed)
+RANDOM_FROM_SEED = (inductor_prims.random, inductor_prims.randint)
 
 must_be_in_forward = partitioners._must_be_in_forward
 must_be_in_backward = partitioners._must_be_in_backward

@@ -48,12 +48,13 @@ FLOP_PER_ELEMENT = {
             upsample_nearest3d view_copy zero zeros zeros_like""",
         1: """
             __and__ __lshift__ __or__ __rshift__ __xor__ _adaptive_avg_pool2d _low_memory_max_pool_offsets_to_indices
-            abs add avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward bitwise_and bitwise_not bitwise_or
-            bitwise_xor ceil clamp clamp_max clamp_min copysign eq floor fmax fmin ge gt isfinite isinf isnan le
-            leaky_relu leaky_relu_backward logical_and logical_not logical_or logical_xor lt masked_fill
-            max_pool2d_with_indices_backward maximum minimum mul ne neg relu round rsub shift_left
-            shift_right_arithmetic sign signbit sub threshold_backward tril triu trunc upsample_nearest2d_backward where
-            _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d""",
+            _low_memory_max_pool_with_offsets _upsample_nearest_exact1d _upsample_nearest_exact2d
+            _upsample_nearest_exact3d abs add avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward
+            bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp clamp_max clamp_min copysign eq floor fmax fmin
+            ge gt isfinite isinf isnan le leaky_relu leaky_relu_backward logical_and logical_not logical_or
+            logical_xor lt masked_fill max_pool2d_with_indices_backward maximum minimum mul ne neg relu round rsub
+            shift_left shift_right_arithmetic sign signbit sub threshold_backward tril triu trunc
+            upsample_nearest2d_backward where""",
         2: "addcmul fma lerp square",
         8: "addcdiv div floor_divide fmod hypot reciprocal remainder rsqrt sqrt sqrt_backward true_divide",
         20: """
@@ -73,11 +74,11 @@ FLOP_PER_DRAW = FLOP_PER_ELEMENT["inductor_random"]
 
 # Operations per input element of what Inductor makes reductions and scans of; those not listed with a number count 1.
 REDUCTIONS = words("""
-    _fused_rms_norm _log_softmax _log_softmax_backward_data _low_memory_max_pool_with_offsets _softmax
-    _softmax_backward_data all amax amin aminmax any argmax argmin count_nonzero cummax cummin cumprod cumsum
-    linalg_vector_norm logcumsumexp logsumexp max max_pool2d_with_indices max_pool3d_with_indices mean min
-    native_batch_norm native_batch_norm_backward native_group_norm native_group_norm_backward native_layer_norm
-    native_layer_norm_backward nansum norm prepare_softmax_online prod std std_mean sum var var_mean xor_sum
+    _fused_rms_norm _log_softmax _log_softmax_backward_data _softmax _softmax_backward_data all amax amin aminmax any
+    argmax argmin count_nonzero cummax cummin cumprod cumsum linalg_vector_norm logcumsumexp logsumexp max
+    max_pool2d_with_indices max_pool3d_with_indices mean min nansum native_batch_norm native_batch_norm_backward
+    native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward norm
+    prepare_softmax_online prod std std_mean sum var var_mean xor_sum
     """)
 FLOP_PER_REDUCED = dict.fromkeys(
     ("_log_softmax", "_softmax", "logcumsumexp", "logsumexp", "prepare_softmax_online"), FLOP_PER_ELEMENT["exp"]
@@ -99,12 +100,15 @@ GATHERS = words("_unsafe_index _unsafe_masked_index embedding gather index index
 OVERWRITES_A_PART = words("as_strided_scatter diagonal_scatter select_scatter slice_scatter")
 OVERWRITES_ALL = words("copy copy_ fill fill_ zero zero_")
 EMPTY = words("empty empty_like empty_permuted empty_strided new_empty new_empty_strided")
-WINDOWED = words("avg_pool2d avg_pool3d _adaptive_avg_pool2d")  # every input element is read
+WINDOWED = words("_adaptive_avg_pool2d _low_memory_max_pool_with_offsets avg_pool2d avg_pool3d")  # reads all its input
 MOVES_BETWEEN_DEVICES = words("_to_copy copy copy_ device_put")
 METADATA_READERS = words("_assert_tensor_metadata dim size sym_numel sym_size sym_storage_offset sym_stride")
 
-# Attention ops without a formula in torch's registry -> the op whose formula and leading arguments they share.
+# Ops without a formula in torch's registry -> the op whose formula and leading arguments they share.
 SAME_FORMULA = {
+    aten._int_mm: aten.mm,
+    aten._addmm_activation: aten.addmm,
+    aten.addbmm: aten.baddbmm,
     aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: aten._scaled_dot_product_flash_attention_backward,
     aten._scaled_dot_product_fused_attention_overrideable: aten._scaled_dot_product_flash_attention,
@@ -184,6 +188,7 @@ def kind_of(node: fx.Node) -> Kind:
     An element picked out of a multi-output op has that op's kind. Anything unknown is EXTERN: it fuses with nothing.
     ``prims.inductor_random`` is POINTWISE, yet Inductor always stores its result. The kind is about the op alone:
     whether a pointwise value is stored depends on its readers, and a ``cat`` copied piece by piece is POINTWISE too.
+    So is pooling, though for windows of more than 25 elements Inductor turns to a reduction or a library.
     """
     if node.op in ("placeholder", "get_attr"):
         return Kind.INPUT
@@ -258,7 +263,7 @@ def work_of(node: fx.Node) -> Work:
     """FLOP and bytes of one run of the node by itself, nothing fused. Views, inputs, getitems and sizes are free.
 
     An op that nothing is known about costs the bytes of its inputs and outputs. A higher-order op counts likewise, its
-    body not looked into.
+    body not looked into. Attention counts as if it were not causal, as in torch's own formulas.
     """
     kind = kind_of(node)
     if kind in (Kind.INPUT, Kind.VIEW, Kind.VALUE, Kind.OUTPUT) or node.target is operator.getitem:

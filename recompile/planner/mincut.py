@@ -36,7 +36,9 @@ def mincut(joint: JointGraph, hardware: Hardware, budget: Budget) -> Plan:
     """
     search = search_of(joint, hardware)
     chosen = search.answer(budget)
-    boundaries = {i: "a block boundary: later blocks are rebuilt from it" for i in search.boundaries if i in chosen.saved}
+    boundaries = {
+        i: "a block boundary: later blocks are rebuilt from it" for i in search.boundaries if i in chosen.saved
+    }
     return plan_from(search.pool.timeline, chosen.saved, chosen.simulation, boundaries)
 
 
@@ -47,7 +49,9 @@ class Search:
         self.pool = Pool(Timeline(joint, hardware))
         flow = self.pool.timeline.flow
         network = cut_network(joint, flow, hardware)
-        savable = {i for i, seconds in zip(network.candidates, network.save_seconds, strict=True) if seconds is not None}
+        savable = {
+            i for i, seconds in zip(network.candidates, network.save_seconds, strict=True) if seconds is not None
+        }
         self.boundaries = tuple(i for i in separators(flow) if i in savable)
         self.pool.add(save_all_set(joint, flow))
         self.pool.add(full_recompute_set(joint, flow))

@@ -42,7 +42,9 @@ class Pool:
     def frontier(self) -> list[Candidate]:
         """The candidates that no other beats in both peak and time, from the smallest peak to the fastest."""
         best: list[Candidate] = []
-        for candidate in sorted(self.candidates.values(), key=lambda c: (c.peak_bytes, c.step_seconds, sorted(c.saved))):
+        for candidate in sorted(
+            self.candidates.values(), key=lambda c: (c.peak_bytes, c.step_seconds, sorted(c.saved))
+        ):
             if not best or candidate.step_seconds < best[-1].step_seconds:
                 best.append(candidate)
         return best

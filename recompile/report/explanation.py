@@ -73,7 +73,9 @@ class GraphReport:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> GraphReport:
-        rows = tuple(ValueRow(**{**row, "shape": tuple(row["shape"]), "inputs": tuple(row["inputs"])}) for row in data["values"])
+        rows = tuple(
+            ValueRow(**{**row, "shape": tuple(row["shape"]), "inputs": tuple(row["inputs"])}) for row in data["values"]
+        )
         moments = tuple(tuple(moment) for moment in data["timeline"])
         return cls(**{**{f.name: data[f.name] for f in fields(cls)}, "values": rows, "timeline": moments})
 
@@ -190,7 +192,11 @@ def value_row(
 
 
 def _op_name(node: fx.Node) -> str:
-    return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else getattr(node.target, "__name__", str(node.target))
+    return (
+        str(node.target)
+        if isinstance(node.target, torch._ops.OpOverload)
+        else getattr(node.target, "__name__", str(node.target))
+    )
 
 
 def module_path(node: fx.Node) -> str:

@@ -107,5 +107,7 @@ def short_source(source: str) -> str:
 
 def _render(table: Table, width: int = WIDTH) -> str:
     stream = io.StringIO()
-    Console(file=stream, width=width, no_color=True, highlight=False, soft_wrap=True).print(table, crop=False, soft_wrap=True)
+    Console(file=stream, width=width, no_color=True, highlight=False, soft_wrap=True).print(
+        table, crop=False, soft_wrap=True
+    )
     return "\n".join(line.rstrip() for line in stream.getvalue().rstrip().splitlines())

@@ -136,6 +136,8 @@ class Joint:
         gm.meta.update(self.gm.meta)
         with V.set_fake_mode(self.fake_mode), tracing(self.context):
             forward, backward = partitioner(gm, self.inputs, **self.kwargs)
+        for module in (forward, backward):
+            module.graph.lint()
         num_saved = len(forward.graph.output_node().args[0]) - self.kwargs["num_fwd_outputs"]
         self.partitions.append(Partition(forward, backward, num_saved))
         return self.partitions[-1]

@@ -102,7 +102,7 @@ def vit(dropout: float = 0.0) -> Model:
 
 
 def t5(dropout: float = 0.0) -> Model:
-    """Encoder and decoder with cross-attention; embeddings are shared with the head."""
+    """Encoder and decoder with cross-attention; the encoder's layers share one table of position biases."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     config = T5Config(
@@ -111,7 +111,7 @@ def t5(dropout: float = 0.0) -> Model:
         d_kv=8,
         d_ff=2 * WIDTH,
         num_layers=2,
-        num_decoder_layers=2,
+        num_decoder_layers=1,
         num_heads=4,
         dropout_rate=dropout,
         decoder_start_token_id=0,
@@ -152,7 +152,9 @@ class ConvNet(nn.Module):
 
     def __init__(self, channels: int, dropout: float, momentum: float | None) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.MaxPool2d(2))
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.MaxPool2d(2)
+        )
         self.blocks = nn.Sequential(ResidualBlock(channels), ResidualBlock(channels))
         self.norm = nn.BatchNorm2d(channels, momentum=momentum)
         self.dropout = nn.Dropout(dropout)
