@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch.fx as fx
-
 from recompile.passes.place_recomputation import place_recomputation
+
 from recompile.torch_private import split_joint_graph, thread_generators
 
 

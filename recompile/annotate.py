@@ -24,9 +24,9 @@ def annotate(
 ) -> JointGraph:
     """Annotate a joint forward/backward graph.
 
-    ``joint`` is what AOTAutograd hands a partitioner: placeholders ``primals_*`` and ``tangents_*``, and one output tuple
-    of which the first ``num_fwd_outputs`` belong to forward. ``hardware`` prices seconds. ``static_inputs`` are the
-    placeholders that stay allocated whatever happens (parameters and buffers).
+    ``joint`` is what AOTAutograd hands a partitioner: placeholders ``primals_*`` and ``tangents_*``, and one output
+    tuple of which the first ``num_fwd_outputs`` belong to forward. ``hardware`` prices seconds. ``static_inputs`` are
+    the placeholders that stay allocated whatever happens (parameters and buffers).
     """
     graph = joint.graph
     nodes = [node for node in graph.nodes if node.op != "output"]

@@ -34,11 +34,13 @@ def explain(compiled: Any) -> Explanation:
     breaks = [graph.ended_by for graph in graphs if graph.ended_by]
     if breaks:
         notes.append(
-            f"{len(breaks)} graph break(s): the budget holds for each graph on its own, not for their sum. Breaks: {'; '.join(breaks)}"
+            f"{len(breaks)} graph break(s): the budget holds for each graph on its own, not for their sum. "
+            f"Breaks: {'; '.join(breaks)}"
         )
     if any(record.missing for record in found):
         notes.append(
-            "some compiled code came from a cache that no longer has its record; clear the Inductor cache to see its plan"
+            "some compiled code came from a cache that no longer has its record; "
+            "clear the Inductor cache to see its plan"
         )
     return Explanation(graphs, tuple(notes))
 
@@ -47,9 +49,10 @@ def remat(target: Any = None, /, *, dynamic: bool | None = None, fullgraph: bool
     """Compile a module class, a module or a function with activation rematerialisation; as decorator or call.
 
     ``@remat`` or ``@remat(memory_budget=0.3)``. Options are those of the backend (``memory_budget``, ``planner``,
-    ``hardware``, ``reserve``, ``verbose``, ``mode``, and Inductor's); ``dynamic`` and ``fullgraph`` are torch.compile's.
-    A class comes back as itself, its instances compile on their first call; a module comes back as itself, compiled
-    in place; a function comes back wrapped. Raises OptionError at once for a bad option, TypeError for other targets.
+    ``hardware``, ``reserve``, ``verbose``, ``mode``, and Inductor's); ``dynamic`` and ``fullgraph`` are
+    torch.compile's. A class comes back as itself, its instances compile on their first call; a module comes back as
+    itself, compiled in place; a function comes back wrapped. Raises OptionError at once for a bad option, TypeError
+    for other targets.
     """
     Options.parse(options)
     arguments = {"backend": "recompile", "dynamic": dynamic, "fullgraph": fullgraph, "options": dict(options)}

@@ -129,7 +129,7 @@ class Partitioner(CustomPartitionerFn):
                 budget_bytes=budget_bytes,
                 planning_seconds=seconds,
                 ended_by=self.ended_by,
-            )  # fmt: skip
+            )
         )
 
     def uuid(self) -> str:

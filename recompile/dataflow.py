@@ -1,4 +1,5 @@
-"""The joint graph as integers: which op runs, which buffers it reads and makes. Views vanish into the buffers behind them.
+"""The joint graph as integers: which op runs, which buffers it reads and makes. Views vanish into the buffers behind
+them.
 
 Computed once per graph; the planner and the timeline work on it for every plan they try.
 """
@@ -21,9 +22,9 @@ from recompile.work import hint_of
 class Dataflow:
     """Nodes by index in graph order; a *buffer* is named by the index of the node that first owned its storage.
 
-    ``reads[i]``: buffers whose contents op i reads. ``makes[i]``: buffers op i allocates (itself, or the elements picked
-    out of it). ``after[i]``: the ops that made what op i reads, and ops it must follow for its arguments' sake.
-    An index that is a view, an input or an element has empty ``makes`` and is no op.
+    ``reads[i]``: buffers whose contents op i reads. ``makes[i]``: buffers op i allocates (itself, or the elements
+    picked out of it). ``after[i]``: the ops that made what op i reads, and ops it must follow for its arguments'
+    sake. An index that is a view, an input or an element has empty ``makes`` and is no op.
     """
 
     nodes: tuple[fx.Node, ...]

@@ -1,9 +1,9 @@
 """Which kernels a compiler makes of a program, predicted from the dataflow alone: what is stored and what fuses.
 
 A model of Inductor's scheduler (torch/_inductor/ir.py ``StorageBox``, scheduler.py ``can_fuse``), not a copy: pointwise
-values are inlined into their readers unless something forces them into memory, then stored ops that share a buffer and a
-loop shape are merged greedily as long as no path leaves and re-enters the kernel. Complexity: O(ops x kernels) for the
-cycle test on bitsets. Left out for now: split reductions, tilings.
+values are inlined into their readers unless something forces them into memory, then stored ops that share a buffer
+and a loop shape are merged greedily as long as no path leaves and re-enters the kernel. Complexity: O(ops x kernels)
+for the cycle test on bitsets. Left out for now: split reductions, tilings.
 """
 
 from __future__ import annotations
@@ -267,9 +267,11 @@ def _in_order(kernels: list[Kernel]) -> list[Kernel]:
 
 
 def spilled_buffers(kernel: Kernel, longest_row: int) -> set[int]:
-    """Buffers read in a later pass over the rows than the one that makes them: stored although no other kernel reads them.
+    """Buffers read in a later pass over the rows than the one that makes them: stored although no other kernel reads
+    them.
 
-    A reduction whose rows exceed ``longest_row`` elements is a loop; what follows it is another loop over the same rows.
+    A reduction whose rows exceed ``longest_row`` elements is a loop; what follows it is another loop over the same
+    rows.
     """
     if kernel.is_extern or kernel.shape.inner <= longest_row:
         return set()

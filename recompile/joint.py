@@ -1,6 +1,7 @@
 """The facts about a joint forward/backward graph: frozen values that analysis fills in and decisions read.
 
-Units: bytes, seconds, FLOP. Sizes that depend on symbols are taken at their hint, the size seen when the graph was traced.
+Units: bytes, seconds, FLOP. Sizes that depend on symbols are taken at their hint, the size seen when the graph was
+traced.
 """
 
 from __future__ import annotations

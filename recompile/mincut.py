@@ -7,14 +7,14 @@ Every value v is two vertices, enter(v) and leave(v):
     leave(v) -> enter(u)   infinite            u uses v: computing u again needs v
     leave(v) -> sink       infinite            v is needed by backward itself
 
-A finite cut is a set of saved values from which everything needed can be rebuilt, and its capacity is the cost of saving
-those plus the cost of recomputing what lies between them and the needs: exact for additive costs. The construction is the
-node-splitting form of Menger's theorem (Ford and Fulkerson 1962, section 1.11); choosing rematerialisation by it follows
-Jain et al. 2020 (Checkmate, section 2) and the min-cut partitioner of functorch.
+A finite cut is a set of saved values from which everything needed can be rebuilt, and its capacity is the cost of
+saving those plus the cost of recomputing what lies between them and the needs: exact for additive costs. Splitting a
+vertex to give it a capacity is Ford and Fulkerson's (1962); choosing what to rematerialise by a cut is He and Yu's
+(2023, "Transcending Runtime-Memory Tradeoffs in Checkpointing by being Fusion Aware"), the partitioner of functorch.
 
-Solved by Dinic's algorithm in scipy, O(V^2 E) at worst, about 10 ms at 7,400 edges. Among minimum cuts the one nearest the
-source is taken: of equally dear plans the one that recomputes most, hence saves earliest, always the same one.
-Suboptimal by design: costs that are not additive (fusion, peaks over time) are the planner's concern.
+Solved by Dinic's algorithm in scipy, O(V^2 E) at worst, about 10 ms at 7,400 edges. Among minimum cuts the one
+nearest the source is taken: of equally dear plans the one that recomputes most, hence saves earliest, always the same
+one. Suboptimal by design: costs that are not additive (fusion, peaks over time) are the planner's concern.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Options:
 
     @classmethod
     def parse(cls, options: Mapping[str, Any] | None = None, mode: str | None = None) -> Options:
-        """Check an options dict and ``mode``. Raises OptionError (a ValueError) that names option, value and choices."""
+        """Check an options dict and ``mode``. Raises OptionError (a ValueError) naming option, value and choices."""
         given = {str(key).replace("-", "_"): value for key, value in (options or {}).items()}
         inner_mode = given.pop("mode", None)
         if mode is not None and inner_mode is not None and mode != inner_mode:

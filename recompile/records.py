@@ -1,4 +1,6 @@
-"""Where decisions are kept so that ``explain`` finds them: on the compiled object, and on disk beside the compiled code."""
+"""Where decisions are kept so that ``explain`` finds them: on the compiled object, and on disk beside the compiled
+code.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ def records_of(wrapper: Any, code: Any) -> list[Record]:
 
 
 def key_of(graph: fx.GraphModule, inputs: Sequence[Any], fingerprint: str) -> str:
-    """What determines a decision: the traced program, its inputs' metadata, the modes it is traced in, and our options."""
+    """What determines a decision: the traced program, its inputs' metadata, the modes it is traced in, and our
+    options.
+    """
     autocast = [
         (device, torch.is_autocast_enabled(device), str(torch.get_autocast_dtype(device))) for device in ("cpu", "cuda")
     ]

@@ -1,8 +1,8 @@
 """Live bytes and seconds of forward and backward for a set of saved values, without building a graph.
 
-What is counted is the increase over what was allocated when forward started: saved values, forward's outputs (the caller
-may hold them), temporaries and gradients. Inputs and parameters are not in it. Saved values and tangents are released
-after their last use in backward, as AOTAutograd's boxed calls do.
+What is counted is the increase over what was allocated when forward started: saved values, forward's outputs (the
+caller may hold them), temporaries and gradients. Inputs and parameters are not in it. Saved values and tangents are
+released after their last use in backward, as AOTAutograd's boxed calls do.
 """
 
 from __future__ import annotations

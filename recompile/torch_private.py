@@ -85,7 +85,9 @@ def split_joint_graph(
 
 
 def thread_generators(forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Pass graph-safe random state through higher-order ops as PyTorch's partitioners do (a no-op where there is none)."""
+    """Pass graph-safe random state through higher-order ops as PyTorch's partitioners do (a no-op where there is
+    none).
+    """
     thread = getattr(partitioners, "thread_graphsafe_rng_from_hops", None)
     if thread is None:
         return forward, backward
@@ -93,7 +95,9 @@ def thread_generators(forward: fx.GraphModule, backward: fx.GraphModule) -> tupl
 
 
 def stock_saved_values(joint: fx.GraphModule, num_fwd_outputs: int, ratio: float) -> list[fx.Node]:
-    """What PyTorch's own min-cut partitioner would save at ``activation_memory_budget=ratio``. Sets attributes on nodes."""
+    """What PyTorch's own min-cut partitioner would save at ``activation_memory_budget=ratio``. Sets attributes on
+    nodes.
+    """
     info = partitioners.classify_nodes(joint, [], num_fwd_outputs)
     if not info.required_bw_nodes:
         return []
@@ -177,7 +181,9 @@ def innermost_backend(backend: Any) -> Any:
 
 
 def backends_of(compiled: Any) -> list[Any]:
-    """The innermost backend callables behind what torch.compile returned: a module, a function, or a module compiled in place."""
+    """The innermost backend callables behind what torch.compile returned: a module, a function, or a module compiled
+    in place.
+    """
     from torch._dynamo.eval_frame import OptimizeContext, OptimizedModule
 
     if isinstance(compiled, OptimizedModule):

@@ -10,7 +10,9 @@ from recompile.units import format_bytes, format_seconds
 
 
 def made_legal(joint: JointGraph, flow: Dataflow, saved: frozenset[int]) -> frozenset[int]:
-    """``saved`` plus every value that would otherwise be recomputed although it must not be, less what cannot be saved."""
+    """``saved`` plus every value that would otherwise be recomputed although it must not be, less what cannot be
+    saved.
+    """
     notes = [joint.notes[node] for node in flow.nodes]
     legal = {i for i in saved if notes[i].cannot_save is None}
     while True:
@@ -23,7 +25,8 @@ def made_legal(joint: JointGraph, flow: Dataflow, saved: frozenset[int]) -> froz
             first = flow.nodes[illegal[0]]
             note = joint.notes[first]
             raise PlanError(
-                f"{first.name} can be neither saved ({note.cannot_save}) nor recomputed ({note.cannot_recompute}), but backward needs it"
+                f"{first.name} can be neither saved ({note.cannot_save}) nor recomputed ({note.cannot_recompute}), "
+                f"but backward needs it"
             )
         legal |= savable
 
@@ -78,8 +81,9 @@ def check_budget(budget: Budget, floor_bytes: int, planner: str) -> None:
     """Raise BudgetError if the smallest peak that the planner reached does not fit."""
     if budget.peak_bytes is not None and floor_bytes > budget.peak_bytes:
         raise BudgetError(
-            f"no plan of '{planner}' keeps the step's peak within memory_budget={format_bytes(budget.peak_bytes)}: the smallest "
-            f"that it found needs {format_bytes(floor_bytes)} ({floor_bytes} bytes) over what is allocated when forward starts. "
+            f"no plan of {planner!r} keeps the step's peak within memory_budget={format_bytes(budget.peak_bytes)}: "
+            f"the smallest that it found needs {format_bytes(floor_bytes)} ({floor_bytes} bytes) over what is allocated "
+            f"when forward starts. "
             f"Raise memory_budget to at least that, or lower the batch size or sequence length.",
             floor_bytes,
         )

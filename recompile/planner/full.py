@@ -1,4 +1,6 @@
-"""Recompute whole blocks: keep the block boundaries and what must not be run twice, rebuild the rest ("full" checkpointing)."""
+"""Recompute whole blocks: keep the block boundaries and what must not be run twice, rebuild the rest ("full"
+checkpointing).
+"""
 
 from __future__ import annotations
 

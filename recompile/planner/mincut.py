@@ -1,12 +1,13 @@
 """The default planner: minimum cuts over a range of prices of a byte, with and without block boundaries, simulated.
 
-A cut at price p minimises seconds + p x saved bytes exactly for additive costs (recompile/mincut.py), but saved bytes are not
-the peak: what is rebuilt early and read late is alive as well. So the cuts only propose. Each proposal is simulated with
-fusion and lifetimes, and a budget is answered by the fastest proposal whose simulated peak fits. Block boundaries that
-must be saved keep backward's working set to one block; every k-th boundary is the classical sqrt(N) family (Chen et al.
-2016). Between two neighbouring proposals on the frontier, plans that follow the smaller one up to a boundary and the
-faster one after it fill the gap. Complexity: about 40 cuts and 80 simulations, each near linear in the graph.
-Known to be suboptimal: prices are uniform over time, equal layers are not flipped together one role at a time.
+A cut at price p minimises seconds + p x saved bytes exactly for additive costs (recompile/mincut.py), but saved bytes
+are not the peak: what is rebuilt early and read late is alive as well. So the cuts only propose. Each proposal is
+simulated with fusion and lifetimes, and a budget is answered by the fastest proposal whose simulated peak fits. Block
+boundaries that must be saved keep backward's working set to one block; every k-th boundary is the classical sqrt(N)
+family (Chen et al. 2016). Between two neighbouring proposals on the frontier, plans that follow the smaller one up to
+a boundary and the faster one after it fill the gap. Complexity: about 40 cuts and 80 simulations, each near linear in
+the graph. Known to be suboptimal: prices are uniform over time, equal layers are not flipped together one role at a
+time.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ class CutNetwork:
         first, last = self.flow.nodes[path[0]], self.flow.nodes[path[-1]]
         notes = self.joint.notes
         text = (
-            f"backward needs {last.name}{_at(last)}, which cannot be saved ({notes[last].cannot_save}) and would have to be "
-            f"recomputed from {first.name}{_at(first)}, which can be neither saved ({notes[first].cannot_save}) nor "
+            f"backward needs {last.name}{_at(last)}, which cannot be saved ({notes[last].cannot_save}) and would have "
+            f"to be recomputed from {first.name}{_at(first)}, which can be neither saved ({notes[first].cannot_save}) nor "
             f"recomputed ({notes[first].cannot_recompute}). "
         )
         return text + "Loosen the checkpoint policy of one of them, or keep that part out of the compiled region."

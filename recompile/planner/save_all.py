@@ -19,7 +19,9 @@ def save_all(joint: JointGraph, hardware: Hardware, budget: Budget) -> Plan:
 
 
 def save_all_set(joint: JointGraph, flow: Dataflow) -> frozenset[int]:
-    """Per need the value itself if it can be saved, else the values it is made of; what only backward needs runs there."""
+    """Per need the value itself if it can be saved, else the values it is made of; what only backward needs runs
+    there.
+    """
     saved: set[int] = set()
     seen: set[int] = set()
     pending = list(needed_by_backward(flow))

@@ -1,6 +1,7 @@
 """What PyTorch's own min-cut partitioner would save, made legal: the baseline in the same terms.
 
-Its budget is a share of saved bytes (``activation_memory_budget``); for a peak in bytes the largest share that fits is taken.
+Its budget is a share of saved bytes (``activation_memory_budget``); for a peak in bytes the largest share that fits
+is taken.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def stock(joint: JointGraph, hardware: Hardware, budget: Budget) -> Plan:
 
 
 def stock_saved_set(joint: JointGraph, flow: Dataflow, ratio: float) -> frozenset[int]:
-    """The nodes that PyTorch would save at a ratio, inputs left out. Works on a copy: it marks the nodes it looks at."""
+    """The nodes that PyTorch would save at a ratio, inputs left out. Works on a copy: it marks the nodes it sees."""
     mapping: dict[fx.Node, fx.Node] = {}
     twin = fx.Graph()
     twin.output(twin.graph_copy(joint.graph, mapping))

@@ -1,4 +1,6 @@
-"""Annotated graphs as networkx DiGraphs, for people's own analyses. Attributes are plain values: GraphML can hold them."""
+"""Annotated graphs as networkx DiGraphs, for people's own analyses. Attributes are plain values: GraphML can hold
+them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Reports for terminals: tables through rich, rendered to plain text so that they can be printed, logged and compared."""
+"""Reports for terminals: tables through rich, rendered to plain text so that they can be printed, logged and
+compared.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ def explanation_text(explanation: Explanation) -> str:
     several = f" in {len(explanation.graphs)} graphs, each planned on its own" if len(explanation.graphs) > 1 else ""
     lines = [
         f"recompile: predicted peak {format_bytes(explanation.peak_bytes)} over what is allocated when forward starts, "
-        f"{format_bytes(explanation.saved_bytes)} saved for backward, {format_flop(explanation.recompute_flops)} recomputed{several}",
+        f"{format_bytes(explanation.saved_bytes)} saved for backward, "
+        f"{format_flop(explanation.recompute_flops)} recomputed{several}",
         *explanation.notes,
     ]
     for number, graph in enumerate(explanation.graphs):
@@ -43,7 +46,8 @@ def graph_text(graph: GraphReport, number: int, count: int) -> str:
         "",
         f"graph {number + 1} of {count}: budget {budget}, planner {graph.planner}, hardware {graph.hardware}",
         f"  predicted peak {format_bytes(graph.peak_bytes)}, step {format_seconds(graph.step_seconds)}; recomputation "
-        f"{format_flop(graph.recompute_flops)} ({share:.1%} of the step's FLOP); planned in {graph.planning_seconds:.2f} s",
+        f"{format_flop(graph.recompute_flops)} ({share:.1%} of the step's FLOP); "
+        f"planned in {graph.planning_seconds:.2f} s",
     ]
     if graph.ended_by:
         head.append(f"  ends at a graph break: {graph.ended_by}")
