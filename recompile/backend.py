@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -44,17 +45,16 @@ def recompile(
         return compile_with_inductor(model, list(example_inputs), dict(parsed.inductor), None)
     device = device_of(example_inputs)
     parsed = parsed.with_auto_resolved(device)
-    partitioner = Partitioner(parsed, resolve_hardware(parsed.hardware, device), graph_break_of(model))
+    partitioner = Partitioner(parsed, resolve_hardware(parsed.hardware, device))
     wrapper, code = compile_being_served()
     key = records.key_of(model, example_inputs, partitioner.uuid())
     with records.recording() as graphs:
         compiled = compile_with_inductor(model, list(example_inputs), inductor_patches(parsed), partitioner)
     if graphs:
         records.store(key, graphs)
-        record = records.Record(code, graphs)
-    else:
-        known = records.load(key)
-        record = records.Record(code, known or [], missing=known is None)
+    known = graphs or records.load(key)  # on a warm cache the partitioner is never called
+    ended_by = graph_break_of(model)
+    record = records.Record(code, [replace(graph, ended_by=ended_by) for graph in known or []], missing=known is None)
     records.attach(wrapper, record)
     if parsed.verbose:
         for graph in record.graphs:
@@ -93,10 +93,9 @@ def inductor_patches(options: Options) -> dict[str, Any]:
 class Partitioner(CustomPartitionerFn):
     """Splits joint graphs for one set of options and one hardware. Immutable; its identity is its fingerprint."""
 
-    def __init__(self, options: Options, hardware: Hardware | None = None, ended_by: str = ""):
+    def __init__(self, options: Options, hardware: Hardware | None = None):
         self.options = options
         self.hardware = hardware or resolve_hardware(options.hardware, torch.device("cpu"))
-        self.ended_by = ended_by
         self._uuid = options.fingerprint(self.hardware)
 
     def __call__(
@@ -128,7 +127,6 @@ class Partitioner(CustomPartitionerFn):
                 budget=repr(self.options.memory_budget),
                 budget_bytes=budget_bytes,
                 planning_seconds=seconds,
-                ended_by=self.ended_by,
             )
         )
 

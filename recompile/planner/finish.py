@@ -82,8 +82,8 @@ def check_budget(budget: Budget, floor_bytes: int, planner: str) -> None:
     if budget.peak_bytes is not None and floor_bytes > budget.peak_bytes:
         raise BudgetError(
             f"no plan of {planner!r} keeps the step's peak within memory_budget={format_bytes(budget.peak_bytes)}: "
-            f"the smallest that it found needs {format_bytes(floor_bytes)} ({floor_bytes} bytes) over what is allocated "
-            f"when forward starts. "
+            f"the smallest that it found needs {format_bytes(floor_bytes)} ({floor_bytes} bytes) over what is "
+            f"allocated when forward starts. "
             f"Raise memory_budget to at least that, or lower the batch size or sequence length.",
             floor_bytes,
         )

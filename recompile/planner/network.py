@@ -57,8 +57,8 @@ class CutNetwork:
         notes = self.joint.notes
         text = (
             f"backward needs {last.name}{_at(last)}, which cannot be saved ({notes[last].cannot_save}) and would have "
-            f"to be recomputed from {first.name}{_at(first)}, which can be neither saved ({notes[first].cannot_save}) nor "
-            f"recomputed ({notes[first].cannot_recompute}). "
+            f"to be recomputed from {first.name}{_at(first)}, which can be neither saved ({notes[first].cannot_save}) "
+            f"nor recomputed ({notes[first].cannot_recompute}). "
         )
         return text + "Loosen the checkpoint policy of one of them, or keep that part out of the compiled region."
 

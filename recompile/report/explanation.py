@@ -1,4 +1,4 @@
-"""What was decided, as plain values: made once when a graph is planned, stored beside the compiled code, shown later."""
+"""What was decided, as plain values: made when a graph is planned, stored beside the code, shown later."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Explanation:
 
 def report_graph(
     joint: JointGraph, plan: Plan, simulation: Simulation, *, planner: str, hardware: str, budget: str,
-    budget_bytes: int | None, planning_seconds: float, ended_by: str = "",
+    budget_bytes: int | None, planning_seconds: float,
 ) -> GraphReport:  # fmt: skip
     """The report of one planned graph."""
     decided = {choice.node: ("saved", choice) for choice in plan.saved}
@@ -155,7 +155,7 @@ def report_graph(
         total_flops=sum(joint.notes[node].work.flop for node in nodes),
         step_seconds=plan.step_seconds,
         planning_seconds=planning_seconds,
-        ended_by=ended_by,
+        ended_by="",
         values=rows,
         timeline=tuple((m.phase, nodes[m.node].name, m.live_bytes) for m in simulation.moments),
     )
