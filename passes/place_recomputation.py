@@ -12,7 +12,8 @@ def place_recomputation(graph: fx.Graph) -> int:
 
     Backward's own nodes (those a tangent reaches, and writes) keep their order, which is autograd's: the last layers
     come first. All else is rebuilt from saved values and is only brought in when its turn comes, so that one block's
-    recomputation is alive at a time. Linear in nodes and edges.
+    recomputation is alive at a time. What nothing in backward needs is removed: it came along because it has an effect
+    (a random draw, a check), and forward has had that effect. Linear in nodes and edges.
     """
     nodes = list(graph.nodes)
     position = {node: i for i, node in enumerate(nodes)}
@@ -40,4 +41,7 @@ def place_recomputation(graph: fx.Graph) -> int:
             if node not in reached:
                 anchor.prepend(node)
                 num_placed += 1
+    for node in reversed(nodes):
+        if node not in placed:
+            graph.erase_node(node)
     return num_placed
