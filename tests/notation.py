@@ -73,7 +73,7 @@ def annotated(text: str, hardware: Hardware = H100) -> JointGraph:
 def fake_input(mode: FakeTensorMode, shape: str, dtype: torch.dtype) -> torch.Tensor:
     """A tensor like ``4x8``; sizes written ``s4`` become symbols."""
     sizes = [] if shape == "-" else shape.split("x")
-    real = torch.empty([int(size.lstrip("s")) for size in sizes], dtype=dtype, device="meta" if mode is None else "cpu")
+    real = torch.empty([int(size.lstrip("s")) for size in sizes], dtype=dtype)
     dynamic = [DimDynamic.DYNAMIC if size.startswith("s") else DimDynamic.STATIC for size in sizes]
     return mode.from_tensor(real, symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic))
 

@@ -14,7 +14,8 @@ def made_legal(joint: JointGraph, flow: Dataflow, saved: frozenset[int]) -> froz
     saved.
     """
     notes = [joint.notes[node] for node in flow.nodes]
-    legal = {i for i in saved if notes[i].cannot_save is None}
+    bases = {i if notes[i].cannot_save is None else flow.buffer[i] for i in saved}  # a view is kept by its base
+    legal = {i for i in bases if notes[i].cannot_save is None and not flow.is_input[i]}
     while True:
         rebuilt, _ = rebuilt_in_backward(flow, frozenset(legal))
         illegal = [i for i in rebuilt if notes[i].cannot_recompute is not None]
