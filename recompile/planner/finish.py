@@ -50,7 +50,8 @@ def plan_from(timeline: Timeline, saved: frozenset[int], simulation: Simulation,
     _, inputs = rebuilt_in_backward(flow, saved)
     again = recomputed_ops(flow, saved)
     notes = [joint.notes[node] for node in flow.nodes]
-    kept = [Choice(flow.nodes[i], "an input of the graph: held by the caller anyway") for i in inputs]
+    held = "an input of the graph: held by the caller anyway"
+    kept = [Choice(flow.nodes[i], held) for i in inputs if flow.nodes[i].op == "placeholder"]
     kept += [Choice(flow.nodes[i], kept_for.get(i) or _why_saved(timeline, i)) for i in sorted(saved)]
     return Plan(
         saved=tuple(kept),
