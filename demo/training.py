@@ -24,11 +24,11 @@ class ModelSize:
     """Attention scores take `batch_size * num_heads * sequence_length ** 2` numbers a layer: at the sizes that the
     demo takes by default, 16 times as many as the layer's input."""
 
-    num_layers: int = 4
+    num_layers: int = 6
     width: int = 128
     num_heads: int = 8
     sequence_length: int = 256
-    batch_size: int = 4
+    batch_size: int = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ _HOME = {
     "annotate": "recompile.annotate",
     "explain": "recompile.api",
     "measure": "recompile.measure",
+    "register_op": "recompile.registry",
     "remat": "recompile.api",
 }
 __all__ = sorted(_HOME)

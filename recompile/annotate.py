@@ -14,7 +14,14 @@ import torch.fx as fx
 from recompile.cost import roofline_seconds
 from recompile.hardware import Hardware
 from recompile.joint import Annotation, JointGraph, Kind, Side
-from recompile.rules import NO_RECOMPUTE, NO_SAVE, LegalityFacts, first_reason, written_arguments
+from recompile.rules import (
+    NO_RECOMPUTE,
+    NO_SAVE,
+    LegalityFacts,
+    first_reason,
+    is_inside_checkpointed_region,
+    written_arguments,
+)
 from recompile.torch_private import is_symbol, is_tangent, must_be_in_backward, must_be_in_forward, storage_key
 from recompile.work import kind_of, storage_bytes_of, work_of
 
@@ -33,10 +40,15 @@ def annotate(
     sides = sides_of(graph, num_fwd_outputs)
     owner = storage_owners(nodes)
     index = {node: position for position, node in enumerate(nodes)}
-    facts = LegalityFacts(owner, overwritten_reads(nodes, owner, sides))
+    forward = frozenset(node for node in nodes if sides[node] is Side.FORWARD)
+    facts = LegalityFacts(owner, overwritten_reads(nodes, owner, sides), forward)
     notes = {}
     for node in nodes:
         kind, work = kind_of(node), work_of(node)
+        cannot_recompute = first_reason(NO_RECOMPUTE, node, facts)
+        cannot_save = first_reason(NO_SAVE, node, facts)
+        if cannot_recompute is None:  # a region asks for recomputation where that is possible
+            cannot_save = cannot_save or is_inside_checkpointed_region(node, facts)
         notes[node] = Annotation(
             side=sides[node],
             kind=kind,
@@ -44,8 +56,8 @@ def annotate(
             size_bytes=0 if is_symbol(node) else storage_bytes_of(node.meta.get("val")),
             work=work,
             seconds=roofline_seconds(work, hardware, dtype_of(node), kind),
-            cannot_save=first_reason(NO_SAVE, node, facts),
-            cannot_recompute=first_reason(NO_RECOMPUTE, node, facts),
+            cannot_save=cannot_save,
+            cannot_recompute=cannot_recompute,
         )
     return JointGraph(graph, notes, num_fwd_outputs, frozenset(static_inputs))
 

@@ -20,6 +20,7 @@ from recompile.joint import JointGraph
 from recompile.options import Options
 from recompile.passes import snapshot_overwritten, split_joint
 from recompile.report.explanation import report_graph
+from recompile.rules import is_random
 from recompile.timeline import Timeline
 from recompile.torch_private import CustomPartitionerFn, compile_being_served, compile_with_inductor, fx_graph_cse
 from recompile.units import format_bytes
@@ -112,7 +113,8 @@ class Partitioner(CustomPartitionerFn):
         self._record(annotated, plan, budget.peak_bytes, time.perf_counter() - started)
         order = {node: position for position, node in enumerate(joint.graph.nodes)}
         saved = sorted((choice.node for choice in plan.saved), key=order.__getitem__)
-        return split_joint(joint, saved, num_fwd_outputs, static)
+        random_ops = [node for node in order if is_random(node)]
+        return split_joint(joint, saved, num_fwd_outputs, static, random_ops)
 
     def _record(self, annotated: JointGraph, plan, budget_bytes: int | None, seconds: float) -> None:
         timeline = Timeline(annotated, self.hardware)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from recompile import planner as planners
+from recompile import registry
 from recompile.errors import OptionError
 from recompile.hardware import Hardware
 from recompile.hardware import resolve as resolve_hardware
@@ -84,6 +85,7 @@ class Options:
             repr(self.memory_budget),
             planner_key(self.planner),
             repr(self.reserve),
+            registry.fingerprint(),
         ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

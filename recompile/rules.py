@@ -15,6 +15,7 @@ import torch.fx as fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils.checkpoint import CheckpointPolicy
 
+from recompile.registry import facts_about
 from recompile.torch_private import SEED_DRAWS
 
 COLLECTIVE_NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional", "symm_mem")
@@ -36,6 +37,7 @@ class LegalityFacts:
 
     owner: dict[fx.Node, fx.Node]  # the node that first owned the storage behind a value
     reads_overwritten: dict[fx.Node, fx.Node]  # a reader of storage -> the later forward node that overwrites it
+    forward: frozenset[fx.Node] = frozenset()  # what forward runs whatever is saved
 
 
 Rule = Callable[[fx.Node, LegalityFacts], str | None]
@@ -97,8 +99,11 @@ def is_input(node: fx.Node, facts: LegalityFacts) -> str | None:
 def draws_random_numbers(node: fx.Node, facts: LegalityFacts) -> str | None:
     if not is_random(node):
         return None
-    what = "random seeds" if node.target in SEED_DRAWS else "random numbers"
-    return f"{what}: drawn again they would differ"
+    if node.target in SEED_DRAWS:
+        return "random seeds: drawn again they would differ"
+    if node in facts.forward:
+        return None  # its draw can be repeated from the generator's state, see recompile.passes.replay_random
+    return "random numbers that only backward reads: forward draws them, in the order of the program"
 
 
 def communicates(node: fx.Node, facts: LegalityFacts) -> str | None:
@@ -129,9 +134,14 @@ def is_higher_order(node: fx.Node, facts: LegalityFacts) -> str | None:
 
 
 def is_custom(node: fx.Node, facts: LegalityFacts) -> str | None:
-    if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in PYTORCH_NAMESPACES:
-        return f"a custom op ({node.target.namespace}::{node.target._opname}) that may hide state"
-    return None
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace in PYTORCH_NAMESPACES:
+        return None
+    known = facts_about(node.target)
+    if known is not None and known.recompute:
+        return None
+    return (
+        f"a custom op ({node.target.namespace}::{node.target._opname}) that may hide state; see recompile.register_op"
+    )
 
 
 def has_data_dependent_size(node: fx.Node, facts: LegalityFacts) -> str | None:
@@ -218,6 +228,20 @@ def is_a_view(node: fx.Node, facts: LegalityFacts) -> str | None:
 def is_marked_for_recomputation(node: fx.Node, facts: LegalityFacts) -> str | None:
     if policy_of(node) is CheckpointPolicy.MUST_RECOMPUTE:
         return "marked MUST_RECOMPUTE by the user's checkpoint policy"
+    return None
+
+
+def is_inside_checkpointed_region(node: fx.Node, facts: LegalityFacts) -> str | None:
+    """A value of a torch.utils.checkpoint region that forward reads nowhere outside of that region.
+
+    The region's results stay free to be kept, as eager mode keeps them for whoever reads them.
+    """
+    region = node.meta.get("ac_graph_id")
+    if region is None or policy_of(node) is not CheckpointPolicy.PREFER_RECOMPUTE:
+        return None
+    readers = [user for user in node.users if user in facts.forward]
+    if readers and all(user.meta.get("ac_graph_id") == region for user in readers):
+        return "inside a torch.utils.checkpoint region, which is computed again in backward"
     return None
 
 

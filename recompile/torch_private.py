@@ -21,6 +21,7 @@ from torch._functorch.compile_utils import fx_graph_cse
 from torch._inductor import inductor_prims
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch.utils.checkpoint import CheckpointPolicy
 
 from recompile.versions import check_torch
 
@@ -68,20 +69,40 @@ def storage_key(val: torch.Tensor) -> int | None:
 
 def split_joint_graph(
     joint: fx.GraphModule, saved: list[fx.Node], num_fwd_outputs: int, static_inputs: list[fx.Node]
-) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Forward and backward modules for a list of saved nodes, in the calling convention AOTAutograd expects."""
+) -> tuple[fx.GraphModule, fx.GraphModule, int]:
+    """Forward and backward modules for a list of saved nodes, in the calling convention AOTAutograd expects.
+
+    The third value is the number of sizes among forward's outputs; these come last.
+    """
     symbols = [node for node in saved if is_symbol(node) and not is_assertion_symbol(node)]
     opaque = [node for node in saved if is_opaque(node)]
     values = [node for node in saved if not is_symbol(node) and node not in opaque]
     optional = {"saved_opaque_nodes": opaque, "static_lifetime_input_nodes": static_inputs}
     accepted = inspect.signature(partitioners._extract_fwd_bwd_modules).parameters
-    return partitioners._extract_fwd_bwd_modules(
+    forward, backward = partitioners._extract_fwd_bwd_modules(
         joint,
         values,
         saved_sym_nodes=symbols,
         num_fwd_outputs=num_fwd_outputs,
         **{name: value for name, value in optional.items() if name in accepted},
     )
+    return forward, backward, len(symbols)  # the call has added the symbols that sizes of saved values mention
+
+
+def replay_with_saved_state(
+    joint: fx.GraphModule,
+    forward: fx.GraphModule,
+    backward: fx.GraphModule,
+    random_ops: list[fx.Node],
+    num_symbols: int,
+) -> None:
+    """Functionalize the random state of ops that run in both graphs, in place; joint nodes are marked meanwhile."""
+    marks = {node: node.meta.get("recompute") for node in joint.graph.nodes}
+    for node in marks:
+        node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE if node in random_ops else None
+    partitioners.functionalize_rng_ops(joint, forward, backward, num_symbols)
+    for node, mark in marks.items():
+        node.meta["recompute"] = mark
 
 
 def thread_generators(forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule]:

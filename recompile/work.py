@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.fx.node import map_aggregate
 from torch.utils.flop_counter import flop_registry
 
 from recompile.joint import Kind, Work
+from recompile.registry import facts_about
 
 aten = torch.ops.aten
 
@@ -301,8 +302,16 @@ def _flop_formula(target: Any) -> Any | None:
     """torch's formula for the op, or for the op it shares one with; None where there is none."""
     if isinstance(target, OpOverload):
         packet = target.overloadpacket
+        facts = facts_about(target)
+        if facts is not None and facts.flop is not None:
+            return _registered_formula(facts.flop)
         return flop_registry.get(SAME_FORMULA.get(packet, packet))
     return flop_registry.get(target) if isinstance(target, HigherOrderOperator) else None
+
+
+def _registered_formula(flop: int | Callable[..., int]) -> Callable[..., int]:
+    """A user's number or function in the form of torch's formulas, which also get the result's shape."""
+    return lambda *args, out_val=None, **kwargs: flop(*args, **kwargs) if callable(flop) else flop
 
 
 class _Shape(tuple):

@@ -1,5 +1,6 @@
-"""For all tests: an Inductor cache that no earlier run has filled, no pool of compiler processes, and a Dynamo without memory."""
+"""For all tests: an Inductor cache that no earlier run has filled, and no pool of compiler processes."""
 
+import logging
 import os
 import shutil
 import tempfile
@@ -28,6 +29,7 @@ def fresh_dynamo():
     """No code of an earlier test is reused. Files that call torch.compile ask for it with ``pytestmark``."""
     import torch._dynamo
 
+    logging.getLogger("torch.__trace").disabled = True  # pytest would show its thousands of empty lines
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
 
@@ -35,8 +37,8 @@ def fresh_dynamo():
 @pytest.fixture
 def empty_cache(monkeypatch, tmp_path):
     """The folder of an Inductor cache of the test's own. Without C++ code in the model, filling it takes 0.2 s."""
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
-    return tmp_path
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -56,9 +58,10 @@ def partitioner_calls(monkeypatch):
 
 @pytest.fixture
 def handed_to_inductor(monkeypatch):
-    """What the backend asked of Inductor, a (settings, partitioner) pair a graph. Nothing is generated: graphs are interpreted."""
+    """What the backend asked of Inductor: (settings, partitioner) a graph. Graphs are interpreted, no code is made."""
     from torch._inductor import config
-    from whole.interpret import interpreted
+
+    from .whole.interpret import interpreted
 
     asked = []
 

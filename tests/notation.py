@@ -1,8 +1,8 @@
-"""A notation for hand-written joint graphs, one line a node, so that a test shows the whole graph and the whole outcome.
+"""A notation for hand-written joint graphs, one line a node: a test shows the whole graph and the whole outcome.
 
     x = input 4x8               a placeholder primals_1; `param` is one that the model owns, `tangent` one of backward
     w = param 8x8 bfloat16      a dtype, float32 unless given; `s4x8` is a symbol with hint 4, `-` a scalar
-    a = mm x w                  torch.ops.aten; the overload is the obvious one unless given: sum.dim_IntList a [1]
+    a = mm x w                  torch.ops.aten; its first overload unless given: sum a [1], sum.default a
     s = prims.inductor_seeds 1 cpu
     g = mm x' t                 x' is a node x_t, aten.t of x
     v = var_mean.correction a [1] correction=0
@@ -10,7 +10,7 @@
     e = exp a !must_save @model.py:7      a checkpoint policy and the user's source line
     return e | g None           forward's outputs | backward's
 
-Arguments contain no spaces and are Python, names of nodes among them: cat [a,e] 1. Nodes have the names of the notation.
+Arguments contain no spaces and are Python with names of nodes: cat [a,e] 1. Nodes are named as in the notation.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Joint(NamedTuple):
     params: tuple[fx.Node, ...]
 
 
-def joint(text: str) -> Joint:
-    """Build the graph; every op is executed on fake tensors for its ``meta["val"]``."""
+def joint(text: str, device: str = "cpu") -> Joint:
+    """Build the graph; every op is executed on fake tensors, its inputs on ``device``, for its ``meta["val"]``."""
     lines = [line.split("#")[0].split() for line in text.splitlines()]
     lines = [line for line in lines if line]
     mode = FakeTensorMode(shape_env=ShapeEnv())
@@ -54,31 +54,33 @@ def joint(text: str) -> Joint:
         chosen = [line for line in inputs if (line[2] == "tangent") == (kind == "tangent")]
         for number, (name, _, _, shape, *dtype) in enumerate(chosen, start=1):
             node[name] = graph.placeholder(f"{prefix}_{number}")
-            node[name].meta["val"] = fake_input(mode, shape, getattr(torch, dtype[0] if dtype else "float32"))
+            node[name].meta["val"] = fake_input(mode, shape, getattr(torch, *dtype or ["float32"]), device)
     for name, _, op, *words in (line for line in lines if line[1:2] == ["="] and line not in inputs):
         node[name] = call(graph, mode, node, name, op, words)
     forward, backward = (part.split() for part in " ".join(lines[-1][1:]).split("|"))
-    graph.output(tuple(node.get(name) for name in forward + backward))
+    graph.output(tuple(None if name == "None" else node[name] for name in forward + backward))
     graph.lint()
     params = tuple(node[line[0]] for line in inputs if line[2] == "param")
     return Joint(fx.GraphModule({}, graph), len(forward), node, params)
 
 
-def annotated(text: str, hardware: Hardware = H100) -> JointGraph:
+def annotated(text: str, hardware: Hardware = H100, device: str = "cpu") -> JointGraph:
     """The annotated graph of a notation."""
-    parsed = joint(text)
+    parsed = joint(text, device)
     return annotate(parsed.module, parsed.num_fwd_outputs, hardware, parsed.params)
 
 
-def fake_input(mode: FakeTensorMode, shape: str, dtype: torch.dtype) -> torch.Tensor:
+def fake_input(mode: FakeTensorMode, shape: str, dtype: torch.dtype, device: str) -> torch.Tensor:
     """A tensor like ``4x8``; sizes written ``s4`` become symbols."""
     sizes = [] if shape == "-" else shape.split("x")
-    real = torch.empty([int(size.lstrip("s")) for size in sizes], dtype=dtype)
+    real = torch.empty([int(size.lstrip("s")) for size in sizes], dtype=dtype, device=device)
     dynamic = [DimDynamic.DYNAMIC if size.startswith("s") else DimDynamic.STATIC for size in sizes]
     return mode.from_tensor(real, symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic))
 
 
-def call(graph: fx.Graph, mode: FakeTensorMode, node: dict[str, fx.Node], name: str, op: str, words: list[str]):
+def call(
+    graph: fx.Graph, mode: FakeTensorMode, node: dict[str, fx.Node], name: str, op: str, words: list[str]
+) -> fx.Node:
     """Add one op to the graph and execute it."""
     args, kwargs, meta = [], {}, {}
     for word in words:
@@ -112,18 +114,17 @@ def value_of(word: str, node: dict[str, fx.Node]) -> Any:
 
 
 def target_of(op: str) -> Any:
-    """The op that a word names: aten unless a namespace is given, and without an overload Tensor, default or int."""
-    if op == "getitem":
-        return operator.getitem
+    """The op that a word names: aten unless a namespace is given, and without an overload torch's first one."""
     namespace, _, rest = op.partition(".")
+    if op == "getitem" or namespace == "operator":
+        return getattr(operator, rest or op)
     if namespace not in ("aten", "prims", "_c10d_functional", "notation", "higher_order"):
         namespace, rest = "aten", op
     name, _, overload = rest.partition(".")
     packet = getattr(getattr(torch.ops, namespace), name)
     if isinstance(packet, torch._ops.HigherOrderOperator):
         return packet
-    choices = [overload] if overload else ["Tensor", "default", "int"]
-    return getattr(packet, next(choice for choice in choices if choice in packet.overloads()))
+    return getattr(packet, overload or packet.overloads()[0])
 
 
 def plan_text(plan: Plan) -> str:

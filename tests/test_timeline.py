@@ -1,0 +1,211 @@
+"""Live bytes while each kernel runs, counted by hand beside each graph. 4 x 8 floats are 128 bytes, 8 x 8 are 256."""
+
+import pytest
+
+from recompile.timeline import Timeline, recomputed_ops
+from tests.notation import H100, annotated
+
+
+def timeline_of(text, device="meta"):
+    return Timeline(annotated(text, device=device), H100)
+
+
+def indices(flow, text):
+    return frozenset(i for i, node in enumerate(flow.nodes) if node.name in text.split())
+
+
+def simulate(text, saved="", device="meta"):
+    timeline = timeline_of(text, device)
+    return timeline, timeline.simulate(indices(timeline.flow, saved))
+
+
+def lives(text, saved="", device="meta"):
+    """``kernel=bytes`` for every kernel, named by its first op; forward | backward."""
+    timeline, simulation = simulate(text, saved, device)
+    phases = (
+        " ".join(f"{timeline.flow.nodes[m.node].name}={m.live_bytes}" for m in simulation.moments if m.phase == phase)
+        for phase in ("forward", "backward")
+    )
+    return " | ".join(phases).strip()
+
+
+# Forward
+
+
+def test_temporaries_die_after_their_last_use_and_saved_values_stay():
+    text = "x = input 4x8\nw = param 8x8\na = mm x w\nb = mm a w\nc = mm b w\nreturn c |"
+    # a; a b; then a is gone: b c
+    assert lives(text) == "a=128 b=256 c=256 |"
+    # a saved: a; a b; a b c
+    assert lives(text, saved="a") == "a=128 b=256 c=384 |"
+
+
+def test_inlined_values_take_no_memory():
+    assert lives("x = input 4x8\na = sin x\nb = exp a\ny = cos b\nreturn y |") == "y=128 |"
+
+
+def test_a_spilled_value_takes_memory_while_its_kernel_runs():
+    text = "x = input 4x8\nm = amax x [1] True\ns = sub x m\ne = exp s\nz = sum e [1] True\ny = div e z\nreturn y |"
+    assert lives(text) == "m=128 |"  # y alone
+    assert lives(text, device="cpu") == "m=256 |"  # y, and e that a second loop over the row reads
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a = mm x w\ny = sin a\nreturn y |", "a=128 y=128"),  # y takes the place of a
+        ("y = sin x\nreturn y |", "y=128"),  # not that of an input: it is not counted, y is
+        ("a = mm x w\ny = mm a w\nreturn y |", "a=128 y=256"),  # a library call writes elsewhere
+        ("a = mm x w\ny = sum a [1]\nreturn y |", "a=128 y=144"),  # 4 floats do not fit exactly
+        ("a = mm x w\ny = sin a\nz = mm a w\nreturn y z |", "a=128 y=256 z=384"),  # a is read later
+        ("a = mm x w\ny = sin a\nz = cos a\nreturn y z |", "a=128 y=384"),  # z reads a too, in the same kernel
+        ("a = mm x w\ny = sin a\nz = add a y\nreturn y z |", "a=128 y=256"),  # z is last: y before it has read a
+        ("a = mm x w\ny = sin a\nreturn a y |", "a=128 y=256"),  # a is an output
+    ],
+)
+def test_a_result_takes_the_place_of_an_input_that_dies_with_it(text, expected):
+    assert lives(f"x = input 4x8\nw = param 8x8\n{text}") == f"{expected} |"
+
+
+def test_a_result_that_nothing_reads_dies_at_once():
+    text = "x = input 4x8\nw = param 8x8\nk = topk x 2\ni = getitem k 0\nj = getitem k 1\ny = mm i' x\nreturn y |"
+    # i: 4 x 2 floats, 32 bytes; j: 4 x 2 integers, 64 bytes; y: 2 x 8 floats, 64 bytes beside i
+    assert lives(text) == "k=96 y=96 |"
+
+
+# Backward
+
+
+CHAIN = """
+    x = input 4x8
+    w = param 8x8
+    a = mm x w
+    e = exp a
+    y = mm e w
+    t = tangent 4x8
+    g2 = mm t w'
+    g3 = mul g2 e
+    g4 = mm g3 w'
+    return y | g4
+"""
+
+
+def test_saved_values_and_tangents_die_after_their_last_use_in_backward():
+    # forward: a; e in the place of a; e y. Backward holds y (an output), e, t:
+    # y e t g2 = 512; t is gone, g3 takes a place: y e g2 = 384; y g3 g4 = 384
+    assert lives(CHAIN, saved="e") == "a=128 e=128 y=256 | g2=512 g3=384 g4=384"
+
+
+def test_a_rebuilt_value_lives_from_where_it_is_rebuilt():
+    # forward keeps y alone at its end. Backward: y t g2 = 384; y g2 a = 384 (e is inlined into g3); y g2 a with g3 in
+    # the place of one of them = 384; y g3 g4 = 384
+    assert lives(CHAIN) == "a=128 e=128 y=256 | g2=384 a=384 g3=384 g4=384"
+
+
+def test_a_gradient_is_held_to_the_end():
+    text = CHAIN.replace("g2 = mm t w'", "gw = mm x' t\ng2 = mm t w'").replace("| g4", "| gw g4")
+    # the lines of the test before last, with gw (256) beside: y e t gw = 640; then 512 + 256; 384 + 256; 384 + 256
+    assert lives(text, saved="e") == "a=128 e=128 y=256 | gw=640 g2=768 g3=640 g4=640"
+
+
+def test_the_memory_of_a_tangent_is_not_overwritten():
+    text = "x = input 4x8\ny = sin x\nt = tangent 4x8\ng = mul t 2\nreturn y | g"
+    assert lives(text) == "y=128 | g=384"  # y, t, g: Inductor writes in place only over what backward owns
+
+
+def test_a_tangent_that_is_returned_as_a_gradient_is_held_to_the_end():
+    text = """
+        x = input 4x8
+        z = input 4x8
+        y = add x z
+        t = tangent 4x8
+        b = mm t' t        # 8 x 8
+        g = mm t b         # 4 x 8, the last that reads t
+        h = mm g b
+        return y | t h
+    """
+    # y t b = 512; y t b g = 640; t stays: y t b g h = 768
+    assert lives(text) == "y=128 | b=512 g=640 h=768"
+
+
+def test_each_phase_has_its_own_peak():
+    text = """
+        x = input 4x8
+        u = param 8x64
+        a = mm x u          # 4 x 64: 1024 bytes
+        y = mm a u'         # 4 x 8
+        t = tangent 4x8
+        w = param 8x8
+        g = mm t w
+        return y | g
+    """
+    _, simulation = simulate(text)
+    assert (simulation.peak_of("forward"), simulation.peak_of("backward")) == (1024 + 128, 128 * 3)
+    assert simulation.peak_bytes == 1024 + 128
+
+
+# What is handed over
+
+
+def test_outputs_and_inputs_are_not_counted_as_saved():
+    assert simulate(CHAIN, saved="e")[1].saved_bytes == 128
+    assert simulate(CHAIN, saved="e y")[1].saved_bytes == 128
+    assert simulate(CHAIN, saved="a e")[1].saved_bytes == 256
+
+
+def test_a_saved_base_counts_once_for_all_its_views():
+    text = """
+        x = input 4x8
+        w = param 8x8
+        a = mm x w
+        s = split a 2
+        p = getitem s 0
+        q = getitem s 1
+        y = sum.default a
+        t = tangent 2x8
+        g = mul t p
+        h = mul g q
+        return y | h
+    """
+    timeline, simulation = simulate(text, saved="a")
+    assert simulation.saved_bytes == 128
+    assert recomputed_ops(timeline.flow, indices(timeline.flow, "a")) == []  # views are no recomputation
+
+
+def test_what_runs_only_in_backward_is_no_recomputation():
+    text = "x = input 4\na = sin x\nt = tangent 4\nb = cos x\nc = mul a b\ng = mul t c\nreturn a | g"
+    timeline = timeline_of(text)
+    flow = timeline.flow
+    again = {saved: recomputed_ops(flow, indices(flow, saved)) for saved in ("", "a", "c")}
+    assert {saved: [flow.nodes[i].name for i in ops] for saved, ops in again.items()} == {"": ["a"], "a": [], "c": []}
+
+
+# Seconds on planner-h100: 3 TB/s, 700 TFLOP/s, 2 us a kernel
+
+
+def test_a_fused_chain_moves_its_input_and_its_output_only():
+    text = "x = input 1024x1024\na = sin x\nb = exp a\ny = cos b\nreturn y |"
+    assert simulate(text)[1].step_seconds == pytest.approx(2 * 2**22 / 3e12 + 2e-6)
+
+
+def test_a_library_call_takes_its_own_seconds():
+    text = "x = input 1024x1024\na = mm x x\nreturn a |"
+    # 2**31 FLOP, 3.1 us; 2 x 4 MiB moved, 2.8 us
+    assert simulate(text)[1].step_seconds == pytest.approx(2**31 / 700e12 + 2e-6)
+
+
+def test_arithmetic_decides_for_a_kernel_with_enough_of_it():
+    names = [f"a{i}" for i in range(60)]
+    steps = [f"{name} = sin {before}" for name, before in zip(names, ["x", *names], strict=False)]
+    text = "\n".join(["x = input 1024x1024", *steps, "return a59 |"])
+    # 60 sines of 20 FLOP an element: 1200 x 2**20 FLOP are 1.8 us, 8 MiB are 2.8 us; at a tenth of the rate 18 us
+    slow = type(H100)(**{**H100.to_json(), "vector_flop_per_s": 70e12})
+    assert Timeline(annotated(text, slow), slow).simulate(frozenset()).step_seconds == pytest.approx(
+        1200 * 2**20 / 70e12 + 2e-6
+    )
+
+
+def test_sizes_cost_no_time():
+    text = "x = input {}x8\nn = sym_size.int x 0\nk = operator.mul n 8\na = sin x\ny = view a [k]\nreturn y |"
+    static = "x = input 4x8\na = sin x\ny = view a [32]\nreturn y |"
+    assert simulate(text.format("s4"))[1].step_seconds == simulate(static)[1].step_seconds
