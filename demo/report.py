@@ -64,12 +64,12 @@ def row_of(run: Run, budget_bytes: int | None = None) -> Row:
 
 def table_of(rows: Iterable[Row]) -> Table:
     table = Table(title="One training step: forward and backward", caption="MiB is 2**20 bytes; peaks are increases.")
-    table.add_column("Configuration")
+    table.add_column("Configuration", no_wrap=True)
     headings = (
         "Peak MiB\nmeasured",
         "Peak MiB\npredicted",
         "Step ms\nmedian",
-        "Recomputed\nGFLOP",
+        "GFLOP re-\ncomputed",
         "First\nloss",
         "Last\nloss",
     )
@@ -116,11 +116,11 @@ def conclusions(rows: list[Row]) -> tuple[list[str], bool]:
 
 
 def draw_memory(runs: list[Run], rows: list[Row], path: Path) -> None:
-    """One panel for each configuration, on the same axes: memory allocated above that at the start of the step."""
+    """One panel for each configuration, with one scale of memory: what is allocated above that at the step's start."""
     num_columns = min(3, len(runs))
     num_rows = -(-len(runs) // num_columns)
     figure, panels = plt.subplots(
-        num_rows, num_columns, sharex=True, sharey=True, squeeze=False, figsize=(4.2 * num_columns, 3 * num_rows + 0.6)
+        num_rows, num_columns, sharey=True, squeeze=False, figsize=(4.2 * num_columns, 3 * num_rows + 0.6)
     )
     highest_mib = max(row.peak_bytes for row in rows) / MIB
     for panel, run, row in zip(panels.flat, runs, rows, strict=False):

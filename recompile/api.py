@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from recompile import records
+from recompile.backend import recompile
+from recompile.errors import OptionError
 from recompile.options import Options
 from recompile.report.explanation import Explanation
-from recompile.torch_private import backends_of, original_code
+from recompile.torch_private import backends_of
 
 
 def explain(compiled: Any) -> Explanation:
@@ -21,14 +23,14 @@ def explain(compiled: Any) -> Explanation:
     ``compiled`` is what ``torch.compile(..., backend="recompile")`` or ``@recompile.remat`` returned, or a module whose
     submodules were compiled in place. Call it after the first forward. Raises TypeError for anything else.
     """
-    wrappers = backends_of(compiled)
-    if not wrappers:
-        raise TypeError(
-            f"explain() takes what torch.compile(..., backend='recompile') or recompile.remat returned, got "
-            f"{type(compiled).__name__} that is not compiled"
-        )
-    code = original_code(compiled)
-    found = [record for wrapper in wrappers for record in records.records_of(wrapper, code)]
+    pairs = [(backend, code) for backend, code in backends_of(compiled) if is_ours(backend)]
+    if not pairs:
+        raise TypeError(not_compiled_text(compiled))
+    found = []
+    for backend, code in pairs:
+        own = records.own_records(backend)
+        # of several modules compiled in place each counts once: with its own code, or with that of its equals
+        found += own if own and len(pairs) > 1 else own + records.shared_records(backend, code)
     graphs = tuple(graph for record in found for graph in record.graphs)
     notes = []
     breaks = [graph.ended_by for graph in graphs if graph.ended_by]
@@ -45,6 +47,20 @@ def explain(compiled: Any) -> Explanation:
     return Explanation(graphs, tuple(notes))
 
 
+def is_ours(backend: Any) -> bool:
+    """Whether a torch.compile wrapper, or the backend function itself, leads to this project's backend."""
+    return getattr(backend, "compiler_fn", backend) is recompile
+
+
+def not_compiled_text(compiled: Any) -> str:
+    text = "explain() takes what torch.compile(..., backend='recompile') or recompile.remat returned, got "
+    if inspect.isclass(compiled):
+        return f"{text}the class {compiled.__name__}; ask for one of its instances"
+    if backends_of(compiled):
+        return f"{text}a {type(compiled).__name__} compiled by another backend"
+    return f"{text}a {type(compiled).__name__} that is not compiled"
+
+
 def remat(target: Any = None, /, *, dynamic: bool | None = None, fullgraph: bool = False, **options: Any) -> Any:
     """Compile a module class, a module or a function with activation rematerialisation; as decorator or call.
 
@@ -55,6 +71,8 @@ def remat(target: Any = None, /, *, dynamic: bool | None = None, fullgraph: bool
     for other targets.
     """
     Options.parse(options)
+    if dynamic not in (None, True, False) or fullgraph not in (True, False):
+        raise OptionError(f"dynamic={dynamic!r} and fullgraph={fullgraph!r} must be True or False; dynamic may be None")
     arguments = {"backend": "recompile", "dynamic": dynamic, "fullgraph": fullgraph, "options": dict(options)}
     if target is None:
         return functools.partial(_apply, arguments=arguments)

@@ -22,7 +22,14 @@ from recompile.passes import snapshot_overwritten, split_joint
 from recompile.report.explanation import report_graph
 from recompile.rules import is_random
 from recompile.timeline import Timeline
-from recompile.torch_private import CustomPartitionerFn, compile_being_served, compile_with_inductor, fx_graph_cse
+from recompile.torch_private import (
+    CustomPartitionerFn,
+    compilation_at_hand,
+    compile_with_inductor,
+    compiled_code_key,
+    fx_graph_cse,
+    num_cached_codes_loaded,
+)
 from recompile.units import format_bytes
 
 log = logging.getLogger("recompile")
@@ -42,30 +49,36 @@ def recompile(
     option it does not know, BudgetError when no plan fits.
     """
     parsed = Options.parse(options, mode)
-    if not needs_gradient(example_inputs):
+    if not needs_gradient(model, example_inputs):
         return compile_with_inductor(model, list(example_inputs), dict(parsed.inductor), None)
     device = device_of(example_inputs)
     parsed = parsed.with_auto_resolved(device)
     partitioner = Partitioner(parsed, resolve_hardware(parsed.hardware, device))
-    wrapper, code = compile_being_served()
-    key = records.key_of(model, example_inputs, partitioner.uuid())
+    compilation = compilation_at_hand()
+    patches, inputs, ended_by = inductor_patches(parsed), list(example_inputs), graph_break_of(model)
+    key = compiled_code_key(model, inputs, patches, partitioner)
+    num_loaded = num_cached_codes_loaded()
     with records.recording() as graphs:
-        compiled = compile_with_inductor(model, list(example_inputs), inductor_patches(parsed), partitioner)
-    if graphs:
+        compiled = compile_with_inductor(model, inputs, patches, partitioner)
+    was_cached = num_cached_codes_loaded() > num_loaded  # then the partitioner was not called
+    if graphs and key:
         records.store(key, graphs)
-    known = graphs or records.load(key)  # on a warm cache the partitioner is never called
-    ended_by = graph_break_of(model)
-    record = records.Record(code, [replace(graph, ended_by=ended_by) for graph in known or []], missing=known is None)
-    records.attach(wrapper, record)
+    elif was_cached and key:
+        graphs = records.load(key) or []
+    shown = tuple(replace(graph, ended_by=ended_by) for graph in graphs)
+    record = records.Record(compilation, shown, missing=was_cached and not graphs)
+    records.attach(record)
     if parsed.verbose:
         for graph in record.graphs:
             log.warning("recompile: predicted peak %s, %s", format_bytes(graph.peak_bytes), graph.budget)
     return compiled
 
 
-def needs_gradient(inputs: Sequence[Any]) -> bool:
-    """Whether this is a training graph: gradients are on and some input wants one."""
-    return torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs)
+def needs_gradient(model: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Whether this is a training graph: gradients are on, here or in a part of it, and some input wants one."""
+    turned_on = any(node.target is torch._C._set_grad_enabled and node.args[0] for node in model.graph.nodes)
+    wanted = any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs)
+    return wanted and (turned_on or torch.is_grad_enabled())
 
 
 def device_of(inputs: Sequence[Any]) -> torch.device:

@@ -91,15 +91,25 @@ class Options:
 
 
 def planner_key(planner: str | Callable) -> str:
-    """What identifies a planner in cache keys; a function whose source cannot be read never matches anything."""
+    """What identifies a planner in cache keys: a plain function by its name, source and defaults.
+
+    Anything that cannot be told apart by these (a lambda, a closure, an object, unreadable source) never matches, so it
+    is never served from a cache. What a function reads from globals is not in the key.
+    """
     if isinstance(planner, str):
         return planner
+    never_matches = secrets.token_hex(16)
+    if not inspect.isfunction(planner) or planner.__closure__ or planner.__name__ == "<lambda>":
+        return never_matches
+    defaults = [*(planner.__defaults__ or ()), *(planner.__kwdefaults__ or {}).values()]
+    if not all(isinstance(value, int | float | str | None) for value in defaults):
+        return never_matches
     try:
         source = inspect.getsource(planner)
     except (OSError, TypeError):
-        return secrets.token_hex(16)
-    name = f"{getattr(planner, '__module__', '')}.{getattr(planner, '__qualname__', '')}"
-    return f"{name}:{hashlib.sha256(source.encode()).hexdigest()}"
+        return never_matches
+    digest = hashlib.sha256(f"{source}{defaults}".encode()).hexdigest()
+    return f"{planner.__module__}.{planner.__qualname__}:{digest}"
 
 
 def sources_hash() -> str:
@@ -187,6 +197,8 @@ def _mode_options(mode: Any) -> dict[str, Any]:
 def _checked_inductor_options(given: Mapping[str, Any]) -> dict[str, Any]:
     known = inductor_option_names()
     for name, value in given.items():
+        if name == "custom_partitioner_fn":
+            raise OptionError("option 'custom_partitioner_fn' is what this backend sets itself; pass a planner instead")
         if name not in known:
             close = [option for option in (*OWN_OPTIONS, *sorted(known)) if name in option or option in name][:5]
             like = f" Similar: {', '.join(close)}." if close else ""

@@ -5,43 +5,35 @@ code.
 from __future__ import annotations
 
 import contextvars
-import hashlib
 import json
+import logging
 import os
 import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-import torch.fx as fx
-
 from recompile.report.explanation import SCHEMA_VERSION, GraphReport
-from recompile.torch_private import config_fingerprint, record_dir
+from recompile.torch_private import Compilation, compilations_of, record_dir
 
 _recording: contextvars.ContextVar[list[GraphReport] | None] = contextvars.ContextVar("recording", default=None)
 ATTRIBUTE = "_recompile_records"
+log = logging.getLogger("recompile")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Record:
-    """One backend call: the graphs planned in it, or ``missing`` when the code came from a cache without its record."""
+    """One backend call: the graphs planned in it; ``missing`` when its code came from a cache without a record."""
 
-    code: Any
-    graphs: list[GraphReport]
+    compilation: Compilation
+    graphs: tuple[GraphReport, ...]
     missing: bool = False
 
 
-@dataclass
-class _Served:
-    """Wrappers of torch.compile that have records, so that an equal wrapper that reuses their code finds them."""
-
-    wrappers: list[weakref.ref] = field(default_factory=list)
-
-
-_served = _Served()
+# Wrappers of torch.compile that have records, so that an equal wrapper whose code Dynamo shares finds them.
+_served: list[weakref.ref] = []
 
 
 @contextmanager
@@ -62,59 +54,49 @@ def add(report: GraphReport) -> None:
         graphs.append(report)
 
 
-def attach(wrapper: Any, record: Record) -> None:
-    """Keep a record on the torch.compile wrapper that asked for the compilation; it lives as long as that."""
+def attach(record: Record) -> None:
+    """Keep a record on the torch.compile wrapper that asked for the compilation; it lives as long as that.
+
+    A compilation with the same id as before (after ``torch._dynamo.reset()``) takes the earlier one's place.
+    """
+    wrapper = record.compilation.wrapper
     if wrapper is None:
         return
     if not hasattr(wrapper, ATTRIBUTE):
-        setattr(wrapper, ATTRIBUTE, [])
-        _served.wrappers.append(weakref.ref(wrapper))
-    getattr(wrapper, ATTRIBUTE).append(record)
+        setattr(wrapper, ATTRIBUTE, {})
+        _served.append(weakref.ref(wrapper))
+    key = record.compilation.code, record.compilation.compile_id
+    getattr(wrapper, ATTRIBUTE)[key] = record
 
 
-def records_of(wrapper: Any, code: Any) -> list[Record]:
-    """The records of a wrapper, or of an equal one whose compiled code Dynamo reuses for it."""
-    own = getattr(wrapper, ATTRIBUTE, None)
-    if own:
-        return list(own)
-    _served.wrappers = [ref for ref in _served.wrappers if ref() is not None]
-    for ref in _served.wrappers:
-        other = ref()
-        if other == wrapper and any(record.code is code for record in getattr(other, ATTRIBUTE)):
-            return list(getattr(other, ATTRIBUTE))
-    return []
+def own_records(wrapper: Any) -> list[Record]:
+    """The records of what was compiled for a wrapper."""
+    return list(getattr(wrapper, ATTRIBUTE, {}).values())
 
 
-def key_of(graph: fx.GraphModule, inputs: Sequence[Any], fingerprint: str) -> str:
-    """What determines a decision: the traced program, its inputs' metadata, the modes it is traced in, and our
-    options.
+def shared_records(wrapper: Any, code: Any) -> list[Record]:
+    """The records of equal wrappers whose compiled code Dynamo may run for this one.
+
+    ``code`` is the code object of the function that was compiled; what follows its graph breaks is included.
     """
-    autocast = [
-        (device, torch.is_autocast_enabled(device), str(torch.get_autocast_dtype(device))) for device in ("cpu", "cuda")
-    ]
-    parts = [
-        str(SCHEMA_VERSION),
-        fingerprint,
-        config_fingerprint(),
-        graph.print_readable(print_output=False),
-        repr(autocast),
-        repr([_describe(value) for value in inputs]),
-    ]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    _served[:] = [ref for ref in _served if ref() is not None]
+    equal = [other for other in (ref() for ref in _served) if other is not wrapper and other == wrapper]
+    found = [record for other in equal for record in own_records(other)]
+    return [record for record in found if _is_part_of(record.compilation, code) and _is_live(record.compilation)]
 
 
-def _describe(value: Any) -> tuple:
-    if isinstance(value, torch.Tensor):
-        kind = type(value).__name__
-        return (
-            kind,
-            str(tuple(value.shape)),
-            str(value.dtype),
-            str(value.device),
-            value.requires_grad,
-            str(value.layout),
-        )
-    return type(value).__name__, str(value)
+def _is_part_of(compilation: Compilation, code: Any) -> bool:
+    """Whether what was compiled is ``code`` or a continuation of it after a graph break."""
+    if code is None or compilation.code is None:
+        return False
+    resumes = compilation.code.co_name.startswith(f"torch_dynamo_resume_in_{code.co_name}_at_")
+    return compilation.code is code or (resumes and compilation.code.co_filename == code.co_filename)
+
+
+def _is_live(compilation: Compilation) -> bool:
+    """Whether Dynamo still holds the compiled code."""
+    wanted = compilation.compile_id
+    return any(backend is compilation.wrapper and i == wanted for backend, i in compilations_of(compilation.code))
 
 
 def store(key: str, graphs: Sequence[GraphReport]) -> None:
@@ -123,13 +105,18 @@ def store(key: str, graphs: Sequence[GraphReport]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=folder, suffix=".tmp")
     with os.fdopen(handle, "w") as file:
-        json.dump([graph.to_json() for graph in graphs], file)
+        json.dump({"schema": SCHEMA_VERSION, "graphs": [graph.to_json() for graph in graphs]}, file)
     os.replace(name, folder / f"{key}.json")
 
 
 def load(key: str) -> list[GraphReport] | None:
-    """The stored record, or None where there is none."""
-    path = record_dir() / f"{key}.json"
-    if not path.exists():
+    """The stored record; None where there is none, or one that is damaged or of another version."""
+    try:
+        data = json.loads((record_dir() / f"{key}.json").read_text())
+        graphs = [GraphReport.from_json(graph) for graph in data["graphs"]]
+    except FileNotFoundError:
         return None
-    return [GraphReport.from_json(data) for data in json.loads(path.read_text())]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        log.warning("the record of a cached plan cannot be read (%s): %s", type(error).__name__, error)
+        return None
+    return graphs or None

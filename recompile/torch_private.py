@@ -4,14 +4,14 @@ new torch release is one file's work. Written against torch 2.11 to 2.14.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
+import logging
 import pathlib
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch._dynamo
-import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 import torch.fx as fx
 from torch._dynamo.exc import ShortenTraceback
@@ -26,6 +26,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 from recompile.versions import check_torch
 
 check_torch(torch.__version__)
+
+log = logging.getLogger("recompile")
 
 __all__ = ["CustomPartitionerFn", "ShortenTraceback", "cache_dir", "fx_graph_cse"]
 
@@ -169,10 +171,29 @@ def inductor_option_type(name: str) -> Any:
     return inductor_config.get_type(name)
 
 
-def config_fingerprint() -> str:
-    """A hash of Inductor's and functorch's settings, which change what is compiled."""
-    settings = inductor_config.save_config_portable() | functorch_config.save_config_portable()
-    return hashlib.sha256(repr(sorted(settings.items(), key=lambda pair: pair[0])).encode()).hexdigest()
+def compiled_code_key(
+    model: fx.GraphModule, inputs: list[Any], config_patches: dict[str, Any], partitioner: CustomPartitionerFn
+) -> str | None:
+    """The key under which AOTAutograd caches the code of this graph; None where it would not be cached.
+
+    torch computes it from the traced program, its inputs, every setting and the partitioner's ``uuid``.
+    """
+    from torch._inductor import compile_fx
+
+    if not hasattr(compile_fx, "autograd_cache_key"):
+        return None
+    try:
+        with inductor_config.patch({**config_patches, "custom_partitioner_fn": partitioner}):
+            key, _ = compile_fx.autograd_cache_key(model, inputs, ignore_shape_env=False)
+    except Exception as error:  # whatever torch raises for a graph that it does not cache
+        log.debug("the compiled code of this graph is not cached: %s", error)
+        return None
+    return key
+
+
+def num_cached_codes_loaded() -> int:
+    """How many graphs this process took from AOTAutograd's cache so far."""
+    return torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"]
 
 
 def record_dir() -> pathlib.Path:
@@ -183,15 +204,25 @@ def record_dir() -> pathlib.Path:
 # Dynamo
 
 
-def compile_being_served() -> tuple[Any | None, Any | None]:
-    """Inside a backend call: the torch.compile wrapper that Dynamo works for and the code object being compiled."""
+@dataclass(frozen=True)
+class Compilation:
+    """What Dynamo is compiling: the torch.compile wrapper that asked, the code object, and Dynamo's id for it."""
+
+    wrapper: Any | None
+    code: Any | None
+    compile_id: str
+
+
+def compilation_at_hand() -> Compilation:
+    """Inside a backend call, whom it serves; all empty when the backend was called directly."""
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     try:
-        translator = InstructionTranslator.current_tx()
-    except AttributeError:  # called directly, not by Dynamo
-        return None, None
-    return innermost_backend(translator.output.compiler_fn), translator.output.root_tx.f_code
+        output = InstructionTranslator.current_tx().output
+    except AttributeError:
+        return Compilation(None, None, "")
+    compile_id = str(torch._guards.CompileContext.current_compile_id())
+    return Compilation(innermost_backend(output.compiler_fn), output.root_tx.f_code, compile_id)
 
 
 def innermost_backend(backend: Any) -> Any:
@@ -201,25 +232,38 @@ def innermost_backend(backend: Any) -> Any:
     return backend
 
 
-def backends_of(compiled: Any) -> list[Any]:
-    """The innermost backend callables behind what torch.compile returned: a module, a function, or a module compiled
-    in place.
+def backends_of(compiled: Any) -> list[tuple[Any, Any]]:
+    """What compiled a thing that torch.compile returned: pairs of innermost backend and code object of the original.
+
+    A module compiled in place gives one pair for itself and each submodule that is.
     """
     from torch._dynamo.eval_frame import OptimizeContext, OptimizedModule
 
     if isinstance(compiled, OptimizedModule):
-        return [innermost_backend(compiled.dynamo_ctx.callback)]
+        return [(innermost_backend(compiled.dynamo_ctx.callback), original_code(compiled))]
     if isinstance(compiled, torch.nn.Module):
-        calls = [module._compiled_call_impl for module in compiled.modules() if module._compiled_call_impl is not None]
-        return [backend for call in calls for backend in backends_of(call)]
+        calls = [module._compiled_call_impl for module in compiled.modules()]
+        return [pair for call in calls if call is not None for pair in backends_of(call)]
     cells = getattr(compiled, "__closure__", None) or ()
     contexts = [cell.cell_contents for cell in cells if isinstance(cell.cell_contents, OptimizeContext)]
-    return [innermost_backend(context.callback) for context in contexts]
+    return [(innermost_backend(context.callback), original_code(compiled)) for context in contexts]
 
 
 def original_code(compiled: Any) -> Any | None:
     """The code object of the function or forward method that was compiled, where it can be found."""
-    target = getattr(compiled, "_orig_mod", compiled)
-    target = target.forward if isinstance(target, torch.nn.Module) else target
-    target = getattr(target, "_torchdynamo_orig_callable", target)
-    return getattr(inspect.unwrap(target) if callable(target) else target, "__code__", None)
+    target = getattr(compiled, "_torchdynamo_orig_callable", getattr(compiled, "_orig_mod", compiled))
+    module = target if isinstance(target, torch.nn.Module) else getattr(target, "__self__", None)
+    if isinstance(module, torch.nn.Module):
+        target = module.forward
+    return getattr(inspect.unwrap(target), "__code__", None)
+
+
+def compilations_of(code: Any) -> list[tuple[Any, str]]:
+    """What Dynamo holds compiled for a code object: the backend that made it and the compilation's id.
+
+    Empty after ``torch._dynamo.reset()``.
+    """
+    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+
+    entries = _debug_get_cache_entry_list(code) if code is not None else []
+    return [(innermost_backend(entry.backend), str(entry.compile_id)) for entry in entries]

@@ -288,7 +288,7 @@ def test_a_damaged_record_is_no_record(empty_cache, content):
 def test_records_lie_beside_inductors_cache_so_that_clearing_one_clears_the_other(empty_cache):
     compiled_anew()
     [file] = record_files(empty_cache)
-    assert json.loads(file.read_text())[0]["planner"] == "mincut"
+    assert json.loads(file.read_text())["graphs"][0]["planner"] == "mincut"
     assert [path.name for path in file.parent.iterdir()] == [file.name], "no temporary file is left behind"
 
 
@@ -305,6 +305,24 @@ def test_a_model_that_moved_by_two_lines_is_still_explained(tmp_path):
     first, moved = outcome_of(source), outcome_of("# A comment.\n\n" + source)
     assert saved_and_recomputed(moved) == saved_and_recomputed(first)
     assert moved.explanation.notes == ()
+
+
+def test_a_graph_from_the_cache_ends_where_this_function_ends_it():
+    def broken(x):
+        squared = x @ x @ x
+        torch._dynamo.graph_break()
+        return squared @ squared
+
+    def whole(x):
+        squared = x @ x @ x
+        return squared
+
+    x = torch.ones(4, 4, requires_grad=True)
+    first, second = compiled_anew(model=broken, x=x), compiled_anew(model=whole, x=x)
+    assert second.was_hit
+    assert [bool(graph.ended_by) for graph in first.explanation.graphs] == [True, False]
+    assert [graph.ended_by for graph in second.explanation.graphs] == [""]
+    assert second.explanation.notes == ()
 
 
 def test_a_dynamic_graph_is_explained_whatever_batch_size_comes_first():

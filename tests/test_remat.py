@@ -195,7 +195,7 @@ def test_train_and_eval_compile_each_mode_once_and_compute_the_same_as_eager(han
 
 
 def test_no_grad_goes_to_plain_inductor(handed_to_inductor):
-    module = WithOptions()
+    module = recompile.remat(Plain(), memory_budget=0.125)
     with torch.no_grad():
         module(batch())
     assert handed_to_inductor == [({}, None)]

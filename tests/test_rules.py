@@ -6,11 +6,12 @@ import pytest
 import torch
 import torch.fx as fx
 
+from recompile import registry
 from recompile.annotate import annotate
 from recompile.rules import NO_RECOMPUTE, LegalityFacts, first_reason, is_random, source_line, written_arguments
 from tests.notation import H100, annotated, joint
 
-RANDOM = "random numbers: drawn again they would differ"
+RANDOM = "random numbers that only backward reads: forward draws them, in the order of the program"
 SEEDS = "random seeds: drawn again they would differ"
 WRITE = "a write to memory that exists: running it twice would write twice"
 
@@ -30,14 +31,14 @@ def library():
         yield scoped
 
 
-def note_of(text, name="n"):
-    """The annotation of a node in a graph whose forward is ``text``."""
-    graph = annotated(f"x = input 4x8\n{text}\nreturn {name} |")
+def note_of(text, name="n", returned="{} |"):
+    """The annotation of a node; forward returns it unless told otherwise."""
+    graph = annotated(f"x = input 4x8\n{text}\nreturn {returned.format(name)}")
     return next(note for node, note in graph.notes.items() if node.name == name)
 
 
-def cannot_recompute(text, name="n"):
-    return note_of(text, name).cannot_recompute
+def cannot_recompute(text, name="n", returned="{} |"):
+    return note_of(text, name, returned).cannot_recompute
 
 
 def cannot_save(text, name="n"):
@@ -48,47 +49,44 @@ def cannot_save(text, name="n"):
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("text", "expected"),
     [
-        ("n = rand_like x", RANDOM),
-        ("n = bernoulli x", RANDOM),
-        ("n = native_dropout x 0.5 True", RANDOM),
-        ("n = rrelu_with_noise_functional x x 0.1 0.3 True", RANDOM),
-        ("n = prims.inductor_seeds 2 cpu", SEEDS),
-        ("n = prims.inductor_seed cpu", SEEDS),
-        ("s = prims.inductor_seeds 2 cpu\nn = prims.inductor_lookup_seed s 0", None),
-        ("s = input - int64\nn = prims.inductor_random [4,8] s 'rand'", None),
-        ("s = input - int64\nn = prims.inductor_randint 0 9 [4,8] s", None),
-        ("n = exp x", None),
-        ("n = mm x x'", None),
+        ("n = rand_like x", True),
+        ("n = bernoulli x", True),
+        ("n = native_dropout x 0.5 True", True),
+        ("n = rrelu_with_noise_functional x x 0.1 0.3 True", True),
+        ("n = prims.inductor_seeds 2 cpu", True),
+        ("n = prims.inductor_seed cpu", True),
+        ("s = prims.inductor_seeds 2 cpu\nn = prims.inductor_lookup_seed s 0", False),
+        ("s = input - int64\nn = prims.inductor_random [4,8] s 'rand'", False),
+        ("s = input - int64\nn = prims.inductor_randint 0 9 [4,8] s", False),
+        ("n = exp x", False),
+        ("n = mm x x'", False),
+        # attention is random only with dropout, whatever its tag says
+        ("q = input 1x2x16x8\nn = aten._scaled_dot_product_flash_attention q q q 0.1", True),
+        ("q = input 1x2x16x8\nn = aten._scaled_dot_product_flash_attention q q q dropout_p=0.1", True),
+        ("q = input 1x2x16x8\nn = aten._scaled_dot_product_flash_attention q q q 0.0", False),
+        ("q = input 1x2x16x8\nn = aten._scaled_dot_product_flash_attention q q q", False),
+        ("q = input 1x2x16x8\nn = aten._scaled_dot_product_efficient_attention q q q None True 0.5", True),
+        ("q = input 1x2x16x8\nn = aten._scaled_dot_product_efficient_attention q q q None True dropout_p=0.0", False),
+        ("q = input 1x2x16x8\nn = aten._scaled_dot_product_flash_attention_for_cpu q q q 0.0", False),
     ],
 )
-def test_what_draws_is_not_run_again_but_what_is_made_from_a_seed_may_be(text, reason):
-    assert cannot_recompute(text) == reason
+def test_what_draws_from_a_generator_is_random_and_what_is_made_from_a_seed_is_not(text, expected):
+    assert is_random(joint(f"x = input 4x8\n{text}\nreturn n |").node["n"]) is expected
 
 
-def test_an_element_of_a_random_op_is_as_random_as_the_op():
-    assert cannot_recompute("p = native_dropout x 0.5 True\nn = getitem p 1") == RANDOM
+def test_seeds_are_never_drawn_again_but_masks_are_made_from_them_again():
+    text = "s = prims.inductor_seeds 2 cpu\nk = prims.inductor_lookup_seed s 0\nn = prims.inductor_random [4] k 'rand'"
+    for returned in ("{} |", "x | {}"):
+        assert [cannot_recompute(text, name, returned) for name in "skn"] == [SEEDS, None, None]
 
 
-ATTENTION = "q = input 1x2x16x8\n{}\nn = getitem a 0"
-
-
-@pytest.mark.parametrize(
-    ("op", "reason"),
-    [
-        ("aten._scaled_dot_product_flash_attention q q q 0.1", RANDOM),
-        ("aten._scaled_dot_product_flash_attention q q q dropout_p=0.1", RANDOM),
-        ("aten._scaled_dot_product_flash_attention q q q 0.0", None),
-        ("aten._scaled_dot_product_flash_attention q q q", None),
-        ("aten._scaled_dot_product_efficient_attention q q q None True 0.5", RANDOM),
-        ("aten._scaled_dot_product_efficient_attention q q q None True dropout_p=0.0", None),
-        ("aten._scaled_dot_product_flash_attention_for_cpu q q q 0.0", None),
-    ],
-)
-def test_attention_is_random_only_with_dropout(op, reason):
-    assert cannot_recompute(ATTENTION.format("a = " + op)) == reason
-    assert cannot_recompute(ATTENTION.format("a = " + op), "a") == reason
+def test_a_draw_of_forward_can_be_replayed_and_one_that_only_backward_reads_is_made_by_forward():
+    text = "p = native_dropout x 0.5 True\nn = getitem p 1"
+    assert [cannot_recompute(text, name) for name in "pn"] == [None, None]
+    assert [cannot_recompute(text, name, "x | n") for name in "pn"] == [RANDOM, RANDOM]
+    assert cannot_recompute("n = exp x", "n", "x | n") is None
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed package")
@@ -112,11 +110,21 @@ def test_an_op_without_result_is_run_once_for_its_effect(library):
 
 
 def test_a_custom_op_is_not_run_again_for_it_may_hide_state(library):
-    mix, pair = (f"a custom op (notation::{name}) that may hide state" for name in ("mix", "pair"))
+    reason = "a custom op (notation::{}) that may hide state; see recompile.register_op"
+    mix, pair = reason.format("mix"), reason.format("pair")
     assert cannot_recompute("n = notation.mix x") == mix
     assert cannot_recompute("p = notation.pair x\nn = getitem p 1") == pair
     assert cannot_recompute("m = notation.mix x\nn = exp m") is None
     assert cannot_recompute("n = prims.convert_element_type x torch.bfloat16") is None
+
+
+def test_a_custom_op_may_be_run_again_when_its_author_says_so(library, monkeypatch):
+    monkeypatch.setattr(registry, "_registered", {})
+    registry.register_op("notation::mix", recompute=True)
+    assert cannot_recompute("n = notation.mix x") is None
+    registry.register_op("notation::mix", flop=10)  # the last statement holds
+    assert cannot_recompute("n = notation.mix x") is not None
+    assert note_of("n = notation.mix x").work.flop == 10
 
 
 def notes_of_higher_order_ops():
@@ -146,7 +154,7 @@ def test_what_decides_a_size_by_data_is_not_run_again_but_what_has_that_size_may
 
 
 def test_an_input_cannot_be_computed_at_all():
-    assert cannot_recompute("n = exp x", "primals_1") == "an input of the graph"
+    assert cannot_recompute("n = exp x", "primals_1", "n |") == "an input of the graph"
 
 
 def test_a_user_s_must_save_is_obeyed_and_his_preferences_are_hints():
@@ -205,6 +213,28 @@ def test_what_cannot_be_handed_over_says_why(text, reason):
     assert cannot_save(text) == reason
 
 
+def test_a_value_inside_a_checkpointed_region_is_not_saved_but_what_leaves_it_may_be():
+    built = joint("""
+        x = input 4x8
+        a = sin x !prefer_recompute
+        b = exp a !prefer_recompute
+        r = prims.inductor_seed cpu !prefer_recompute
+        c = cos b
+        d = mul c 2 !prefer_recompute        # another region
+        e = mul a d
+        return e r |
+    """)
+    for name, region in (("a", 1), ("b", 1), ("r", 1), ("d", 2)):
+        built.node[name].meta["ac_graph_id"] = region
+    notes = annotate(built.module, 2, H100).notes
+    inside = "inside a torch.utils.checkpoint region, which is computed again in backward"
+    # e reads a too, from outside; c reads b from outside; r must be saved
+    assert [notes[built.node[name]].cannot_save for name in "abrcde"] == [None] * 6
+    built.node["e"].replace_input_with(built.node["a"], built.node["c"])
+    notes = annotate(built.module, 2, H100).notes
+    assert [notes[built.node[name]].cannot_save for name in "abrcde"] == [inside] + [None] * 5
+
+
 # What rules look at
 
 
@@ -221,12 +251,7 @@ def test_the_written_arguments_are_those_of_the_schema_lists_included(library):
     assert written_arguments(joint("x = input 4\nn = add x x\nreturn n |").node["n"]) == []
 
 
-def test_without_a_tag_an_op_is_not_random():
-    nodes = joint("x = input 4\nn = exp x\nr = rand_like x\nreturn n r |").node
-    assert [is_random(nodes["n"]), is_random(nodes["r"])] == [False, True]
-
-
 def test_the_first_rule_that_objects_wins():
-    nodes = joint("x = input 4\nr = rand_like x !must_save\nreturn r |").node
+    nodes = joint("x = input 4\ns = prims.inductor_seed cpu !must_save\nreturn s |").node
     facts = LegalityFacts({node: node for node in nodes.values()}, {})
-    assert first_reason(NO_RECOMPUTE, nodes["r"], facts) == RANDOM
+    assert first_reason(NO_RECOMPUTE, nodes["s"], facts) == SEEDS

@@ -6,10 +6,11 @@ found rather than given). A sweep over forward in graph order, O(nodes + live bu
 
 from __future__ import annotations
 
+import bisect
 import statistics
 
 from recompile.dataflow import Dataflow
-from recompile.joint import Side
+from recompile.joint import Kind, Side
 
 # Buffers below this share of the median forward buffer (masks, statistics) may cross a boundary unnoticed.
 TINY_SHARE = 0.1
@@ -38,7 +39,17 @@ def separators(flow: Dataflow) -> tuple[int, ...]:
         live.update(born.get(position, ()))
         if len(live) == 1:
             found |= live
-    return tuple(sorted(found))
+    return tuple(_one_per_library_call(flow, sorted(found)))
+
+
+def _one_per_library_call(flow: Dataflow, found: list[int]) -> list[int]:
+    """Of boundaries with no library call between them the smallest, then the first: the rest is rebuilt from it at the
+    price of a loop."""
+    calls = [i for i, kind in enumerate(flow.kind) if kind is Kind.EXTERN]
+    groups: dict[int, list[int]] = {}
+    for buffer in found:
+        groups.setdefault(bisect.bisect_right(calls, flow.maker(buffer)), []).append(buffer)
+    return [min(group, key=lambda b: (flow.size_bytes[b], b)) for group in groups.values()]
 
 
 def _lifetimes(flow: Dataflow, ops: list[int]) -> dict[int, tuple[int, int]]:

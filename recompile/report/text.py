@@ -26,7 +26,7 @@ MAX_ROWS = 40
 def explanation_text(explanation: Explanation) -> str:
     """Totals, then per graph what is saved and what is recomputed, the largest first."""
     if not explanation.graphs:
-        return "\n".join(["recompile: no training graph was compiled yet", *explanation.notes])
+        return "\n".join(f"recompile: {note}" for note in explanation.notes or ["no training graph was compiled yet"])
     several = f" in {len(explanation.graphs)} graphs, each planned on its own" if len(explanation.graphs) > 1 else ""
     lines = [
         f"recompile: predicted peak {format_bytes(explanation.peak_bytes)} over what is allocated when forward starts, "

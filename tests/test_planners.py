@@ -1,0 +1,397 @@
+"""Plans as text on small graphs, for every planner and several budgets; peaks are counted by hand in test_timeline."""
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recompile.dataflow import dataflow_of
+from recompile.decide import decide
+from recompile.errors import BudgetError, PlanError
+from recompile.joint import Budget, Choice, Plan
+from recompile.options import Options
+from recompile.planner import full, mincut, save_all, stock
+from recompile.planner.mincut import forget
+from recompile.planner.separators import separators
+from tests.notation import H100, annotated, plan_text
+
+ALL = {"mincut": mincut, "stock": stock, "save_all": save_all, "full": full}
+
+# Backward reads e. Saved, it is alive with y, t and g2: 4 x 128 bytes. Rebuilt from the inputs, it is not: 3 x 128.
+CHAIN = """
+    x = input 4x8
+    w = param 8x8
+    a = mm x w
+    e = exp a
+    y = mm e w
+    t = tangent 4x8
+    g2 = mm t w'
+    g3 = mul g2 e
+    g4 = mm g3 w'
+    return y | g4
+"""
+KEPT, REBUILT = "saved: e | recomputed: -", "saved: - | recomputed: a e"
+
+DROPOUT = """
+    x = input 256x1024
+    w = param 1024x1024
+    s = prims.inductor_seeds 1 cpu
+    k = prims.inductor_lookup_seed s 0
+    a = mm x w
+    r = prims.inductor_random [256,1024] k 'rand'
+    m = gt.Scalar r 0.5
+    d = mul a m
+    y = mm d w
+    t = tangent 256x1024
+    gd = mm t w'
+    ga = mul gd m
+    gx = mm ga w'
+    gw = mm d' t
+    return y | gx gw
+"""
+TRUE_RANDOM = DROPOUT.replace("k = prims.inductor_lookup_seed s 0\n", "").replace(
+    "s = prims.inductor_seeds 1 cpu\n", ""
+)
+TRUE_RANDOM = TRUE_RANDOM.replace("prims.inductor_random [256,1024] k 'rand'", "rand_like a")
+SHARES = (None, 0.9, 0.5, 0.1, 0.0)
+
+
+def residual_chain(blocks, width=256):
+    """x + exp(x u) v, so many times; per block backward reads its input and the exponential, four times as large."""
+    forward, backward, gradients = [f"x0 = input {width}x8"], [f"t{blocks} = tangent {width}x8"], []
+    for i in range(blocks):
+        forward += [f"u{i} = param 8x32", f"v{i} = param 32x8", f"h{i} = mm x{i} u{i}", f"r{i} = exp h{i}"]
+        forward += [f"m{i} = mm r{i} v{i}", f"x{i + 1} = add x{i} m{i}"]
+    for i in reversed(range(blocks)):
+        backward += [f"gv{i} = mm r{i}' t{i + 1}", f"gr{i} = mm t{i + 1} v{i}'", f"gh{i} = mul gr{i} r{i}"]
+        backward += [f"gu{i} = mm x{i}' gh{i}", f"gx{i} = mm gh{i} u{i}'", f"t{i} = add t{i + 1} gx{i}"]
+        gradients = [f"gu{i}", f"gv{i}", *gradients]
+    return "\n".join([*forward, *backward, f"return x{blocks} | t0 {' '.join(gradients)}"])
+
+
+def plan_of(text, budget=None, planner="mincut"):
+    return decide(annotated(text), H100, Options.parse({"memory_budget": budget, "planner": planner}))[0]
+
+
+def within(text, peak_bytes, planner=mincut):
+    """The plan for a peak in bytes, by a search of its own."""
+    forget()
+    return planner(annotated(text), H100, Budget(peak_bytes))
+
+
+def floor_of(text, planner=mincut):
+    with pytest.raises(BudgetError) as raised:
+        within(text, 0, planner)
+    return raised.value.floor_bytes
+
+
+# What each planner saves
+
+
+@pytest.mark.parametrize(
+    ("planner", "kept", "smallest"),
+    [("mincut", KEPT, REBUILT), ("stock", KEPT, REBUILT), ("save_all", KEPT, KEPT), ("full", KEPT, KEPT)],
+)
+def test_the_fastest_and_the_smallest_plan_of_every_planner(planner, kept, smallest):
+    assert (plan_text(plan_of(CHAIN, None, planner)), plan_text(plan_of(CHAIN, 0.0, planner))) == (kept, smallest)
+
+
+def test_full_keeps_block_boundaries_and_rebuilds_the_blocks():
+    assert plan_text(plan_of(residual_chain(4), planner="full")) == (
+        "saved: x1 x2 x3 | recomputed: h0 r0 h1 r1 h2 r2 h3 r3"
+    )  # fmt: skip
+
+
+def test_save_all_keeps_what_backward_reads():
+    assert plan_text(plan_of(residual_chain(3), planner="save_all")) == "saved: r0 x1 r1 x2 r2 | recomputed: -"
+
+
+def test_without_a_budget_nothing_is_recomputed_when_that_saves_no_time():
+    assert plan_text(plan_of(residual_chain(3))) == "saved: r0 x1 r1 x2 r2 | recomputed: -"
+
+
+def test_a_plan_knows_its_bytes_and_its_flop():
+    kept, rebuilt = plan_of(CHAIN), plan_of(CHAIN, 0.0)
+    assert (kept.peak_bytes, kept.saved_bytes, kept.recompute_flops) == (512, 128, 0)
+    # 2 x 4 x 8 x 8 for a, 20 x 32 for e
+    assert (rebuilt.peak_bytes, rebuilt.saved_bytes, rebuilt.recompute_flops) == (384, 0, 512 + 640)
+    assert kept.step_seconds < rebuilt.step_seconds
+
+
+def test_every_choice_has_a_reason():
+    text = CHAIN.replace("return y |", "return y e |")
+    reasons = {choice.node.name: choice.reason for choice in plan_of(text, planner="save_all").saved}
+    assert reasons == {"primals_2": "an input of the graph: held by the caller anyway",
+                       "e": "an output of forward: allocated anyway"}  # fmt: skip
+    reasons = {choice.node.name: choice.reason for choice in plan_of(DROPOUT).saved}
+    assert reasons["s"] == "must not be recomputed: random seeds: drawn again they would differ"
+    reasons = {choice.node.name: choice.reason for choice in plan_of(CHAIN, 0.0).recomputed}
+    assert reasons["a"] == "2.0 us to compute again instead of 128 B to keep"
+
+
+def test_a_graph_whose_backward_needs_nothing_saves_nothing():
+    for planner in ALL:
+        plan = plan_of("x = input 4\ny = mul x 2\nt = tangent 4\ng = mul t 2\nreturn y | g", planner=planner)
+        assert plan_text(plan) == "saved: - | recomputed: -"
+
+
+# Budgets in bytes
+
+
+@pytest.mark.parametrize(
+    ("peak_bytes", "expected"),
+    [(384, REBUILT), (385, REBUILT), (511, REBUILT), (512, KEPT), (2**40, KEPT), (None, KEPT)],
+)
+def test_the_fastest_plan_that_fits_is_taken(peak_bytes, expected):
+    assert plan_text(within(CHAIN, peak_bytes)) == expected
+
+
+def test_one_byte_below_the_floor_is_refused_with_the_floor():
+    assert [floor_of(CHAIN, planner) for planner in ALL.values()] == [384, 384, 512, 512]
+    with pytest.raises(BudgetError, match=r"memory_budget=383 B: .* 384 B \(384 bytes\).* Raise memory_budget"):
+        within(CHAIN, 383)
+
+
+@pytest.mark.parametrize("planner", ALL.values(), ids=ALL)
+def test_the_floor_is_reachable_and_one_byte_less_is_not(planner):
+    text = residual_chain(4)
+    floor = floor_of(text, planner)
+    assert within(text, floor, planner).peak_bytes == floor
+    with pytest.raises(BudgetError) as raised:
+        within(text, floor - 1, planner)
+    assert raised.value.floor_bytes == floor
+
+
+def test_a_share_lies_between_the_floor_and_the_peak_of_the_fastest_plan():
+    plan, budget = decide(annotated(CHAIN), H100, Options.parse({"memory_budget": 0.5}))
+    assert (budget, plan_text(plan)) == (Budget(384 + (512 - 384) // 2), REBUILT)
+    assert decide(annotated(CHAIN), H100, Options.parse({"memory_budget": 1.0}))[1] == Budget(512)
+    assert decide(annotated(CHAIN), H100, Options.parse({"memory_budget": 600}))[1] == Budget(600)
+    assert decide(annotated(CHAIN), H100, Options.parse({"memory_budget": None}))[1] == Budget(None)
+
+
+def test_over_a_sweep_no_peak_exceeds_its_budget_and_less_memory_is_never_more_peak_nor_faster():
+    text = residual_chain(6)
+    floor, top = floor_of(text), within(text, None).peak_bytes
+    budgets = [floor + (top - floor) * step // 12 for step in range(13)]
+    plans = [within(text, budget) for budget in budgets]
+    peaks = [plan.peak_bytes for plan in plans]
+    seconds = [plan.step_seconds for plan in plans]
+    assert all(peak <= budget for peak, budget in zip(peaks, budgets, strict=True))
+    assert peaks == sorted(peaks)
+    assert all(slow >= fast * (1 - 1e-9) for slow, fast in itertools.pairwise(seconds))
+    assert len(set(peaks)) >= 5  # the memory between the two ends is used
+    assert floor < top / 2
+
+
+# What must not be recomputed, what must be
+
+
+def test_dropout_saves_its_seeds_and_never_draws_them_again():
+    for budget in SHARES:
+        assert plan_text(plan_of(DROPOUT, budget)) == "saved: s d | recomputed: k r m"
+
+
+def test_random_numbers_without_a_seed_are_kept_by_the_mask_made_of_them():
+    for budget in SHARES:
+        assert plan_text(plan_of(TRUE_RANDOM, budget)) == "saved: m d | recomputed: -"
+
+
+@pytest.mark.parametrize("planner", ALL)
+def test_no_planner_draws_seeds_again_whatever_the_budget(planner):
+    for budget in SHARES:
+        plan = plan_of(DROPOUT, budget, planner)
+        assert "s" not in {choice.node.name for choice in plan.recomputed}
+
+
+@pytest.mark.parametrize(
+    ("op", "policy", "budget", "expected"),
+    [
+        ("e = exp a", "!must_recompute", None, "saved: a | recomputed: e"),
+        ("e = exp a", "!must_save", 0.0, KEPT),
+        ("a = mm x w", "!must_save", 0.0, KEPT),  # a is not run again, which is what was asked for
+        ("e = exp a", "!prefer_save", 0.0, REBUILT),
+        ("e = exp a", "!prefer_recompute", None, KEPT),
+    ],
+)
+def test_what_the_user_s_policy_says_is_done_and_what_it_prefers_is_a_hint(op, policy, budget, expected):
+    assert plan_text(plan_of(CHAIN.replace(op, f"{op} {policy}"), budget)) == expected
+
+
+def test_must_save_on_everything_saves_the_bases_of_views():
+    text = """
+        x = input 4x8 
+        w = param 8x8
+        v = t w !must_save            # a view of an input
+        a = mm x v !must_save
+        b = view a [32] !must_save    # a view of a
+        e = exp b !must_save
+        y = sum.default e !must_save
+        t = tangent 32
+        g = mul t e
+        h = mul g b
+        gx = mm x v
+        return y | h gx
+    """  # fmt: skip
+    assert plan_text(plan_of(text, 0.0)) == "saved: a e | recomputed: -"
+
+
+@pytest.mark.parametrize("planner", ALL)
+def test_a_contradiction_names_both_nodes_both_lines_and_the_way_out(planner):
+    text = """
+        x = input 4x8
+        s = prims.inductor_seed cpu !must_recompute @model.py:3
+        r = prims.inductor_random [4,8] s 'rand' !must_recompute @model.py:4
+        y = mul x r
+        t = tangent 4x8
+        g = mul t r
+        return y | g
+    """
+    with pytest.raises(PlanError) as raised:
+        plan_of(text, planner=planner)
+    for part in ("r (model.py:4)", "s (model.py:3)", "MUST_RECOMPUTE", "drawn again", "policy of one of them"):
+        assert part in str(raised.value)
+
+
+# What is free
+
+
+def test_a_value_that_is_an_output_of_forward_is_kept_at_every_budget():
+    text = CHAIN.replace("return y |", "return y e |")
+    for budget in SHARES:
+        plan = plan_of(text, budget)
+        assert (plan_text(plan), plan.saved_bytes) == (KEPT, 0)
+
+
+def test_an_output_that_backward_never_reads_is_not_called_saved():
+    text = """
+        x = input 4x8
+        w = param 8x8
+        a = mm x w
+        b = mm a w
+        y = exp b
+        t = tangent 4x8
+        g = mul t b
+        h = mm g w'
+        return a y | h
+    """
+    for planner in ("mincut", "stock", "save_all"):
+        assert plan_text(plan_of(text, planner=planner)) == "saved: b | recomputed: -"
+
+
+def test_what_is_rebuilt_inside_its_reader_from_an_output_is_not_saved():
+    text = CHAIN.replace("return y |", "return y a |")  # g3 reads a instead of e: as fast, and e is not kept
+    assert plan_text(plan_of(text)) == "saved: a | recomputed: e"
+
+
+def test_views_of_one_value_are_kept_by_it_once():
+    text = """
+        x = input 4x8
+        w = param 8x8
+        a = mm x w
+        s = split a 2
+        p = getitem s 0
+        q = getitem s 1
+        y = sum.default a
+        t = tangent 2x8
+        g = mul t p
+        h = mul g q
+        return y | h
+    """
+    for planner in ("mincut", "stock", "save_all"):
+        plan = plan_of(text, planner=planner)
+        assert (plan_text(plan), plan.saved_bytes) == ("saved: a | recomputed: -", 128)
+
+
+# Block boundaries
+
+
+def test_the_boundaries_of_a_residual_chain_are_its_sums():
+    flow = dataflow_of(annotated(residual_chain(4)))
+    # x4 is an output: nothing in forward reads it. x0, an input, is as alive in the first block as x1 in the second.
+    assert " ".join(flow.nodes[i].name for i in separators(flow)) == "x1 x2 x3"
+
+
+# A planner of the user's own
+
+
+def keep_only(*names, recompute=()):
+    """A planner that saves the nodes of these names and says that it recomputes those others."""
+
+    def planner(joint, hardware, budget):
+        node = {node.name: node for node in joint.nodes}
+        kept = tuple(Choice(node[name], "by hand") for name in names)
+        return Plan(kept, tuple(Choice(node[name], "by hand") for name in recompute), 1000, 0, 0, 0.0)
+
+    return planner
+
+
+def test_a_function_is_a_planner_and_sees_bytes_only():
+    asked = []
+
+    def planner(joint, hardware, budget):
+        asked.append(budget.peak_bytes)
+        return save_all(joint, hardware, Budget(None))
+
+    assert plan_text(plan_of(CHAIN, 0.5, planner)) == KEPT
+    assert asked == [None, 0, 512]  # its fastest, its smallest, and what half way means
+
+
+@pytest.mark.parametrize(
+    ("planner", "message"),
+    [
+        (keep_only("d", recompute=["s", "k", "r", "m"]), "recomputes s, which must not be recomputed: random seeds"),
+        (keep_only("d"), "recomputes s, which must not be recomputed: random seeds"),  # whether it says so or not
+    ],
+)
+def test_a_planner_that_leaves_out_what_must_be_saved_is_refused(planner, message):
+    with pytest.raises(PlanError, match=f"planner '.*planner' {message}"):
+        plan_of(DROPOUT, planner=planner)
+
+
+def test_a_planner_that_saves_what_cannot_be_saved_is_refused():
+    text = "x = input 4x8\nv = var_mean.dim x [1]\nm = getitem v 0\nt = tangent 4\ng = mul t m\nreturn m | g"
+    with pytest.raises(PlanError, match=r"planner '.*planner' saves v, which cannot be saved: several outputs"):
+        plan_of(text, planner=keep_only("v"))
+
+
+# The same plan every time
+
+PRINT_PLANS = """
+from tests.test_planners import DROPOUT, plan_of, plan_text, residual_chain
+for text in (residual_chain(6), DROPOUT):
+    for budget in (None, 0.4, 0.0):
+        plan = plan_of(text, budget)
+        print(plan_text(plan), plan.peak_bytes, plan.step_seconds)
+"""
+
+
+def plans_under_hash_seed(seed):
+    run = subprocess.run(
+        [sys.executable, "-c", PRINT_PLANS],
+        env={**os.environ, "PYTHONHASHSEED": seed},
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return run.stdout
+
+
+def test_two_processes_with_two_hash_seeds_make_the_same_plans():
+    first, second = plans_under_hash_seed("1"), plans_under_hash_seed("2")
+    assert first == second
+    assert first.count("saved:") == 6
+
+
+def test_budgets_asked_in_any_order_get_the_same_plans():
+    text = residual_chain(4)
+    budgets = [None, 200_000, 120_000, 150_000]
+    alone = {budget: plan_text(within(text, budget)) for budget in budgets}
+    graph = annotated(text)
+    forget()
+    together = {budget: plan_text(mincut(graph, H100, Budget(budget))) for budget in reversed(budgets)}
+    assert together == alone

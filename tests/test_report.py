@@ -1,0 +1,222 @@
+"""What was decided, as values, as JSON, as text and as graphs; for plans of graphs of a few nodes."""
+
+import io
+import json
+from dataclasses import replace
+
+import networkx
+import pytest
+
+from recompile.decide import decide
+from recompile.options import Options
+from recompile.report.explanation import Explanation, GraphReport, module_path, report_graph
+from recompile.report.text import MAX_ROWS, short_source
+from recompile.timeline import Timeline
+from tests.notation import H100, annotated, joint
+
+CHAIN = """
+    x = input 4x8
+    w = param 8x8
+    a = mm x w @train/model.py:3
+    e = exp a @train/model.py:4
+    y = mm e w @train/model.py:5
+    t = tangent 4x8
+    g2 = mm t w'
+    g3 = mul g2 e
+    g4 = mm g3 w'
+    return y | g4
+"""
+
+
+def report_of(text=CHAIN, budget=None, planner="mincut"):
+    graph = annotated(text)
+    options = Options.parse({"memory_budget": budget, "planner": planner})
+    plan, resolved = decide(graph, H100, options)
+    timeline = Timeline(graph, H100)
+    saved = frozenset(timeline.flow.index[choice.node] for choice in plan.saved if choice.node.op != "placeholder")
+    return report_graph(
+        graph, plan, timeline.simulate(saved), planner=planner, hardware="planner-h100", budget=repr(budget),
+        budget_bytes=resolved.peak_bytes, planning_seconds=0.25,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def kept():
+    return report_of(planner="save_all")
+
+
+@pytest.fixture(scope="module")
+def rebuilt():
+    return report_of(budget=0.0)
+
+
+# One graph
+
+
+def test_a_report_holds_the_plan_and_its_totals(kept, rebuilt):
+    assert (kept.peak_bytes, kept.saved_bytes, kept.recompute_flops) == (512, 128, 0)
+    assert (rebuilt.peak_bytes, rebuilt.saved_bytes, rebuilt.recompute_flops) == (384, 0, 512 + 640)
+    # four matmuls of 512 FLOP, 20 x 32 for exp, 32 for mul
+    assert kept.total_flops == rebuilt.total_flops == 4 * 512 + 640 + 32
+    assert (kept.budget, kept.budget_bytes, rebuilt.budget, rebuilt.budget_bytes) == ("None", None, "0.0", 384)
+
+
+def test_every_node_has_a_row_and_its_decision(kept, rebuilt):
+    decisions = {
+        report: {row.name: row.decision for row in report.values if row.decision} for report in (kept, rebuilt)
+    }
+    assert decisions[kept] == {"primals_2": "saved", "e": "saved"}
+    assert decisions[rebuilt] == {"primals_1": "saved", "primals_2": "saved", "a": "recomputed", "e": "recomputed"}
+    assert " ".join(row.name for row in kept.values) == "primals_1 primals_2 tangents_1 a e y w_t g2 g3 g4"
+    assert [row.name for row in kept.saved] == ["primals_2", "e"]
+    assert [row.name for row in rebuilt.recomputed] == ["a", "e"]
+
+
+def test_a_row_says_all_about_its_node(kept):
+    row = next(row for row in kept.values if row.name == "e")
+    assert (row.op, row.shape, row.dtype, row.side, row.kind, row.storage, row.size_bytes) == (
+        "aten.exp.default", ("4", "8"), "float32", "forward", "pointwise", "e", 128
+    )  # fmt: skip
+    assert (row.flop, row.read_bytes, row.write_bytes, row.intensity) == (640, 128, 128, 2.5)
+    assert (row.inputs, row.source, row.module) == (("a",), "train/model.py:4", "")
+    assert row.reason
+    view = next(row for row in kept.values if row.name == "w_t")
+    assert (view.storage, view.cannot_save) == ("primals_2", "a view of primals_2, which is kept in its place")
+
+
+def test_the_timeline_of_a_report_peaks_at_its_peak(kept):
+    assert kept.timeline == (
+        ("forward", "a", 128), ("forward", "e", 128), ("forward", "y", 256),
+        ("backward", "g2", 512), ("backward", "g3", 384), ("backward", "g4", 384),
+    )  # fmt: skip
+
+
+def test_a_symbolic_shape_is_written_with_its_symbol_and_a_size_by_its_type():
+    rows = {row.name: row for row in report_of("x = input s4x8\nn = sym_size.int x 0\na = sin x\nreturn a n |").values}
+    assert rows["a"].shape[1] == "8"
+    assert rows["a"].shape[0].startswith("s")
+    assert (rows["n"].shape, rows["n"].dtype, rows["n"].size_bytes) == ((), "SymInt", 0)
+
+
+def test_the_module_is_the_path_that_dynamo_recorded():
+    node = joint("x = input 4\na = sin x\nreturn a |").node["a"]
+    stacks = {
+        "": {},
+        "blocks.3.mlp": {"1": ("L['self']", int), "2": ("L['self']._modules['blocks']._modules['3'].mlp", int)},
+        "head": {"1": ("L['self'].head", int)},
+    }
+    for expected, stack in stacks.items():
+        node.meta["nn_module_stack"] = stack
+        assert module_path(node) == expected
+
+
+# Several graphs
+
+
+def two_graphs(kept):
+    """Peaks 100 and 50, saved 30 and 45."""
+    first = replace(kept, peak_bytes=100, saved_bytes=30, recompute_flops=7, step_seconds=1.0)
+    second = replace(kept, peak_bytes=50, saved_bytes=45, recompute_flops=4, step_seconds=0.5)
+    return Explanation((first, second), ("a note",))
+
+
+def test_totals_of_two_graphs_assume_that_both_run_in_one_step(kept):
+    explanation = two_graphs(kept)
+    assert (explanation.saved_bytes, explanation.recompute_flops, explanation.step_seconds) == (75, 11, 1.5)
+    assert explanation.peak_bytes == 145  # 100 while the other's 45 are held; 50 + 30 is less
+    tall = replace(explanation.graphs[1], peak_bytes=200)
+    assert Explanation((explanation.graphs[0], tall)).peak_bytes == 230
+
+
+def test_without_graphs_all_totals_are_zero_and_the_text_says_that_nothing_was_compiled():
+    nothing = Explanation(())
+    assert (nothing.peak_bytes, nothing.saved_bytes, nothing.recompute_flops, nothing.step_seconds) == (0, 0, 0, 0)
+    assert str(nothing) == "recompile: no training graph was compiled yet"
+    assert nothing.to_json()["graphs"] == []
+
+
+# JSON
+
+
+def test_a_report_survives_json(kept, rebuilt):
+    for report in (kept, replace(rebuilt, ended_by="model.py:3: a print")):
+        assert GraphReport.from_json(json.loads(json.dumps(report.to_json()))) == report
+
+
+def test_an_explanation_as_json_has_the_totals_and_all_graphs(kept):
+    data = json.loads(json.dumps(two_graphs(kept).to_json()))
+    graphs = data.pop("graphs")
+    assert data == {
+        "schema": 1, "peak_bytes": 145, "saved_bytes": 75, "recompute_flops": 11, "step_seconds": 1.5,
+        "notes": ["a note"],
+    }  # fmt: skip
+    assert [graph["peak_bytes"] for graph in graphs] == [100, 50]
+    assert [row["name"] for row in graphs[0]["values"] if row["decision"] == "saved"] == ["primals_2", "e"]
+
+
+# Text
+
+
+def test_the_text_names_what_is_saved_with_its_size_source_and_reason(kept):
+    text = str(Explanation((kept,)))
+    assert text.startswith(
+        "recompile: predicted peak 512 B over what is allocated when forward starts, 128 B saved for backward, "
+        "0 FLOP recomputed\n"
+    )
+    assert "graph 1 of 1: budget None, planner save_all, hardware planner-h100" in text
+    assert "planned in 0.25 s" in text
+    assert "1 inputs and parameters are read again in backward" in text
+    assert "saved: 1 values" in text
+    assert "recomputed: 0 ops" in text
+    row = next(line for line in text.splitlines() if line.split()[:1] == ["e"])
+    for part in ("aten.exp.default", "4x8", "float32", "128 B", "640 FLOP", "2.5", "train/model.py:4"):
+        assert part in row
+    assert row.endswith(kept.saved[-1].reason)
+
+
+def test_the_text_names_what_is_recomputed_and_its_share(rebuilt):
+    text = str(Explanation((rebuilt,)))
+    assert "budget 0.0 = 384 B" in text
+    assert f"recomputation 1.15 kFLOP ({1152 / 2720:.1%} of the step's FLOP)" in text
+    assert "recomputed: 2 ops" in text
+    assert [line.split()[0] for line in text.splitlines() if "aten." in line] == ["a", "e"]
+
+
+def test_the_text_of_two_graphs_shows_notes_and_where_each_ends(kept):
+    explanation = two_graphs(kept)
+    broken = replace(explanation.graphs[0], ended_by="model.py:3: a print")
+    text = str(Explanation((broken, explanation.graphs[1]), explanation.notes))
+    assert "11 FLOP recomputed in 2 graphs, each planned on its own\na note\n" in text
+    assert "graph 1 of 2" in text
+    assert "graph 2 of 2" in text
+    assert text.count("ends at a graph break: model.py:3: a print") == 1
+
+
+def test_a_long_table_shows_the_largest_and_counts_the_rest(kept):
+    (row,) = [row for row in kept.saved if row.name == "e"]
+    many = tuple(replace(row, name=f"v{size}", size_bytes=size) for size in range(1, MAX_ROWS + 11))
+    text = str(Explanation((replace(kept, values=many),)))
+    assert f"saved: {MAX_ROWS + 10} values" in text
+    assert "... and 10 more, 55 B; all are in to_json()" in text  # 1 + 2 + ... + 10
+    assert " v10 " not in text.replace("\n", " \n ")
+    assert "v11" in text
+
+
+def test_a_source_is_shortened_to_its_file_and_folder():
+    assert short_source("/home/me/project/train/model.py:4") == "train/model.py:4"
+    assert (short_source("model.py:4"), short_source("")) == ("model.py:4", "")
+
+
+# Graphs
+
+
+def test_networkx_gets_every_graph_with_its_decisions(kept, rebuilt):
+    graph = Explanation((kept, rebuilt)).to_networkx()
+    assert isinstance(graph, networkx.DiGraph)
+    assert len(graph) == len(kept.values) + len(rebuilt.values)
+    decisions = [
+        (data["graph"], data["decision"]) for _, data in graph.nodes(data=True) if data["op"] == "aten.exp.default"
+    ]
+    assert sorted(decisions) == [(0, "saved"), (1, "recomputed")]
+    assert networkx.number_weakly_connected_components(graph) == 2
+    networkx.write_graphml(graph, io.BytesIO())
