@@ -24,6 +24,11 @@ aten = torch.ops.aten
 MAX_READS_WHEN_REUSED = 4
 MAX_OPS_WHEN_REUSED = 30
 MAX_OPS_INLINED = 100
+# scheduler.py: score_fusion_memory_threshold, are_long_distant_nodes, can_fusion_increase_peak_memory, max_fusion_size.
+LEAST_SHARED_BYTES = 10
+LONGEST_DISTANCE = 64
+REUSE_WEIGHT = 32
+MOST_OPS_FUSED = 64
 # torch._inductor's Triton heuristics loop over rows above 1024 elements; generated C++ always loops.
 LONGEST_ROW_ON_GPU = 1024
 LONGEST_ROW_ON_CPU = 1
@@ -49,7 +54,7 @@ class StoredOp:
     """An op whose results go to memory, with what was inlined into it."""
 
     op: int
-    position: int  # in the program
+    position: int  # among the stored ops
     reads: frozenset[int]  # buffers in memory
     makes: tuple[int, ...]
     members: frozenset[int]  # the op and the ops inlined into it
@@ -128,7 +133,7 @@ def store_ops(facts: FusionFacts, program: Sequence[int], kept: frozenset[int]) 
             readers.setdefault(buffer, []).append(i)
     inlined: dict[int, StoredOp] = {}
     stored = []
-    for position, i in enumerate(ops):
+    for i in ops:
         reads: set[int] = set()
         members = {i}
         flop = facts.flop[i]
@@ -141,7 +146,7 @@ def store_ops(facts: FusionFacts, program: Sequence[int], kept: frozenset[int]) 
                 members |= source.members
                 flop += source.flop
         op = StoredOp(
-            i, position, frozenset(reads), flow.makes[i], frozenset(members), flop, flow.kind[i] is Kind.REDUCTION
+            i, len(stored), frozenset(reads), flow.makes[i], frozenset(members), flop, flow.kind[i] is Kind.REDUCTION
         )
         if must_be_stored(facts, op, readers, kept):
             stored.append(op)
@@ -168,58 +173,83 @@ def must_be_stored(facts: FusionFacts, op: StoredOp, readers: dict[int, list[int
 
 def fuse(facts: FusionFacts, stored: Sequence[StoredOp]) -> list[Kernel]:
     """Merge stored ops into kernels and return these in an order that respects their dependencies."""
-    flow = facts.flow
-    kernels: list[Kernel] = []
-    before: list[int] = []  # per kernel a bitset of the kernels that must run before it
-    made_by: dict[int, int] = {}
-    readers_of: dict[int, list[int]] = {}
+    work = Fusion(facts, _single_readers(stored))
     for op in stored:
-        sources = {made_by[b] for b in op.reads if b in made_by}
+        work.place(op)
+    return _in_order(work.kernels)
+
+
+class Fusion:
+    """Kernels under construction: each op in turn joins the kernel it shares most with, or begins one."""
+
+    def __init__(self, facts: FusionFacts, single_readers: frozenset[int]):
+        self.facts = facts
+        self.single_readers = single_readers
+        self.kernels: list[Kernel] = []
+        self.before: list[int] = []  # per kernel a bitset of the kernels that must run before it
+        self.made_by: dict[int, int] = {}
+        self.readers_of: dict[int, list[int]] = {}
+
+    def place(self, op: StoredOp) -> None:
+        """Put one op into a kernel."""
+        sources = {self.made_by[b] for b in op.reads if b in self.made_by}
         ancestors = 0
         for k in sources:
-            ancestors |= before[k] | 1 << k
-        is_extern = flow.kind[op.op] not in (Kind.POINTWISE, Kind.REDUCTION)
-        home = None if is_extern else _best_home(facts, op, kernels, before, sources, readers_of)
+            ancestors |= self.before[k] | 1 << k
+        shape = self.facts.shape[op.op]
+        is_extern = self.facts.flow.kind[op.op] not in (Kind.POINTWISE, Kind.REDUCTION)
+        home = None if is_extern else self.best_home(op, sources)
         if home is None:
-            home = len(kernels)
-            kernels.append(Kernel([], is_extern, facts.shape[op.op]))
-            before.append(ancestors)
+            home = len(self.kernels)
+            self.kernels.append(Kernel([], is_extern, shape))
+            self.before.append(ancestors)
         else:
-            _merge_ancestors(before, home, ancestors & ~(1 << home))
-            if facts.shape[op.op].inner > 1:
-                kernels[home].shape = facts.shape[op.op]
-        kernels[home].add(op)
-        for buffer in op.makes:
-            made_by[buffer] = home
+            _merge_ancestors(self.before, home, ancestors & ~(1 << home))
+            if shape.inner > 1:
+                self.kernels[home].shape = shape
+        self.kernels[home].add(op)
+        self.made_by.update((buffer, home) for buffer in op.makes)
         for buffer in op.reads:
-            readers_of.setdefault(buffer, []).append(home)
-    return _in_order(kernels)
+            self.readers_of.setdefault(buffer, []).append(home)
+
+    def best_home(self, op: StoredOp, sources: set[int]) -> int | None:
+        """The kernel that shares most bytes with the op and may take it without a cycle, or None."""
+        size = self.facts.flow.size_bytes
+        candidates = set(sources)
+        for buffer in op.reads:
+            candidates.update(self.readers_of.get(buffer, ()))
+        best, best_bytes = None, 0
+        for k in sorted(candidates):
+            kernel = self.kernels[k]
+            if kernel.is_extern or not shapes_fuse(kernel.shape, self.facts.shape[op.op]):
+                continue
+            if any(self.before[s] >> k & 1 for s in sources if s != k):
+                continue  # a path leaves the kernel and comes back through another
+            shared = sum(size[b] for b in op.reads if b in kernel.makes or b in kernel.reads)
+            if shared > best_bytes and self.is_worthwhile(op, kernel, shared, k in sources):
+                best, best_bytes = k, shared
+        return best
+
+    def is_worthwhile(self, op: StoredOp, kernel: Kernel, shared_bytes: int, is_producer: bool) -> bool:
+        """Inductor's heuristics against fusions that keep memory alive (scheduler.py, choices.py)."""
+        first, last = kernel.ops[0].position, kernel.ops[-1].position
+        if not is_producer:
+            distance = max(abs(op.position - first), abs(op.position - last))
+            if shared_bytes < LEAST_SHARED_BYTES or distance > LONGEST_DISTANCE:
+                return False
+        size = self.facts.flow.size_bytes
+        reusable = {size[b] for b in op.reads & self.single_readers}
+        kept_alive = sum(reusable & {size[b] for b in kernel.reads & self.single_readers})
+        return len(kernel.ops) < MOST_OPS_FUSED and kept_alive <= REUSE_WEIGHT * shared_bytes
 
 
-def _best_home(
-    facts: FusionFacts,
-    op: StoredOp,
-    kernels: list[Kernel],
-    before: list[int],
-    sources: set[int],
-    readers_of: dict[int, list[int]],
-) -> int | None:
-    """The kernel that shares most bytes with the op and may take it without a cycle, or None."""
-    size = facts.flow.size_bytes
-    candidates = set(sources)
-    for buffer in op.reads:
-        candidates.update(readers_of.get(buffer, ()))
-    best, best_bytes = None, 0
-    for k in sorted(candidates):
-        kernel = kernels[k]
-        if kernel.is_extern or not shapes_fuse(kernel.shape, facts.shape[op.op]):
-            continue
-        if any(before[s] >> k & 1 for s in sources if s != k):
-            continue  # a path leaves the kernel and comes back through another
-        shared = sum(size[b] for b in op.reads if b in kernel.makes or b in kernel.reads)
-        if shared > best_bytes:
-            best, best_bytes = k, shared
-    return best
+def _single_readers(stored: Sequence[StoredOp]) -> frozenset[int]:
+    """Buffers made in the program that exactly one stored op reads: without fusion their memory could be reused."""
+    counts: dict[int, int] = {}
+    for op in stored:
+        for buffer in op.reads:
+            counts[buffer] = counts.get(buffer, 0) + 1
+    return frozenset(buffer for op in stored for buffer in op.makes if counts.get(buffer) == 1)
 
 
 def shapes_fuse(first: OpShape, second: OpShape) -> bool:

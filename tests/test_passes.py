@@ -293,7 +293,8 @@ def joint_graphs(draw):
         return draw(st.lists(st.sampled_from(values), min_size=1, max_size=3))
 
     forward = extended(["x0", "x1", "x2"])
-    lines += [f"w{i} = copy_ x{i} {draw(st.sampled_from(forward))}" for i in draw(st.sets(st.integers(0, 2)))]
+    for i in sorted(draw(st.sets(st.integers(0, 2)))):
+        lines += [f"c{i} = clone {draw(st.sampled_from(forward))}", f"w{i} = copy_ x{i} c{i}"]
     lines.append("y = tangent 4x4 float64")
     outputs, gradients = some(forward), some(extended([*forward, "y"]))
     return "\n".join([*lines, f"return {' '.join(outputs)} | {' '.join(gradients)}"])
@@ -315,3 +316,21 @@ def test_every_plan_of_every_graph_computes_what_the_joint_graph_computes(text, 
     split_graphs = split_joint(built.module, saved, built.num_fwd_outputs)
     outputs, gradients = run_step(*split_graphs, built.num_fwd_outputs, inputs, [tangent])
     torch.testing.assert_close([*outputs, *gradients, *inputs], [*expected, *expected_inputs])
+
+
+@settings(max_examples=80, derandomize=True, deadline=None)
+@given(joint_graphs(), st.sampled_from(sorted(BY_NAME)), st.sampled_from([None, 0.3, 0.0]))
+def test_a_plan_s_saved_bytes_are_those_that_forward_hands_over(text, planner, budget):
+    built = joint(text)
+    built.module.graph.eliminate_dead_code()  # as the partitioner does before it annotates
+    snapshot(built)
+    graph = annotate(built.module, built.num_fwd_outputs, H100)
+    plan, _ = decide(graph, H100, options(budget, planner))
+    saved = [node for node in graph.nodes if node in {choice.node for choice in plan.saved}]
+    forward, _ = split_joint(built.module, saved, built.num_fwd_outputs)
+    note = {node.name: note for node, note in graph.notes.items()}
+    handed_over = returned(forward).split()[built.num_fwd_outputs :]
+    allocated_anyway = {note[node.name].storage for node in graph.nodes if node.op == "placeholder"}
+    allocated_anyway |= {note[node.name].storage for node in graph.fwd_outputs}
+    storages = {note[name].storage: note[name].size_bytes for name in handed_over}
+    assert plan.saved_bytes == sum(size for storage, size in storages.items() if storage not in allocated_anyway)
