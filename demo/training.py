@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from demo.text import VOCABULARY_SIZE
 from recompile.api import explain
-from recompile.measure import Measurement, measure
+from recompile.measurement import Measurement, measure
 
 LEARNING_RATE = 5e-4  # At 1e-3 rounding alone moves the losses of this model by 1e-4 and more within 30 steps.
 SEED = 0

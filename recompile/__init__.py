@@ -15,10 +15,10 @@ _HOME = {
     "OptionError": "recompile.errors",
     "PlanError": "recompile.errors",
     "Explanation": "recompile.report.explanation",
-    "Measurement": "recompile.measure",
-    "annotate": "recompile.annotate",
+    "Measurement": "recompile.measurement",
+    "annotate": "recompile.annotation",
     "explain": "recompile.api",
-    "measure": "recompile.measure",
+    "measure": "recompile.measurement",
     "register_op": "recompile.registry",
     "remat": "recompile.api",
 }

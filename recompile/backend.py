@@ -12,7 +12,7 @@ import torch
 import torch.fx as fx
 
 from recompile import records
-from recompile.annotate import annotate, inputs_to_snapshot
+from recompile.annotation import annotate, inputs_to_snapshot
 from recompile.decide import decide
 from recompile.hardware import Hardware
 from recompile.hardware import resolve as resolve_hardware

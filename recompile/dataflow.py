@@ -40,6 +40,7 @@ class Dataflow:
     makes: tuple[tuple[int, ...], ...]
     is_op: tuple[bool, ...]
     is_input: tuple[bool, ...]
+    is_static: tuple[bool, ...]  # parameters and buffers
     fwd_outputs: tuple[int, ...]
     bwd_outputs: tuple[int, ...]
 
@@ -79,6 +80,7 @@ def dataflow_of(joint: JointGraph) -> Dataflow:
         makes=tuple(map(tuple, makes)),
         is_op=is_op,
         is_input=is_input,
+        is_static=tuple(node in joint.static_inputs for node in nodes),
         fwd_outputs=tuple(index[node] for node in joint.fwd_outputs),
         bwd_outputs=tuple(index[node] for node in joint.bwd_outputs),
     )

@@ -70,8 +70,8 @@ def choose_saved(
     )
     result = maximum_flow(capacity, source, sink, method="dinic")
     reached = _reached_from(source, capacity, result.flow)
-    saved = tuple(v for v in range(count) if reached[2 * v] and not reached[2 * v + 1])
-    return CutChoice(int(result.flow_value), saved)
+    cut = {v for v in range(count) if reached[2 * v] and not reached[2 * v + 1]}
+    return CutChoice(int(result.flow_value), _without_unread(cut, uses, needed))
 
 
 def scale_to_integers(seconds: Sequence[float | None]) -> list[int]:
@@ -93,6 +93,20 @@ def _reached_from(source: int, capacity: csr_array, flow: csr_array) -> np.ndarr
     reached = np.zeros(capacity.shape[0], dtype=bool)
     reached[order] = True
     return reached
+
+
+def _without_unread(saved: set[int], uses: Sequence[tuple[int, int]], needed: Sequence[int]) -> tuple[int, ...]:
+    """The saved values that rebuilding what is needed really reads; saving at no cost leaves others in the cut."""
+    sources: dict[int, list[int]] = {}
+    for value, user in uses:
+        sources.setdefault(user, []).append(value)
+    pending, seen = list(needed), set(needed)
+    while pending:
+        value = pending.pop()
+        fresh = [] if value in saved else [v for v in sources.get(value, ()) if v not in seen]
+        seen.update(fresh)
+        pending.extend(fresh)
+    return tuple(sorted(saved & seen))
 
 
 def _check_costs(recompute_cost: Sequence[int], save_cost: Sequence[int]) -> None:

@@ -45,6 +45,9 @@ class Options:
     def parse(cls, options: Mapping[str, Any] | None = None, mode: str | None = None) -> Options:
         """Check an options dict and ``mode``. Raises OptionError (a ValueError) naming option, value and choices."""
         given = {str(key).replace("-", "_"): value for key, value in (options or {}).items()}
+        if len(given) != len(options or {}):
+            names = ", ".join(sorted(map(str, options)))
+            raise OptionError(f"an option is given twice (a dash and an underscore are the same in names): {names}")
         inner_mode = given.pop("mode", None)
         if mode is not None and inner_mode is not None and mode != inner_mode:
             raise OptionError(

@@ -165,7 +165,7 @@ def reads_what_is_overwritten(node: fx.Node, facts: LegalityFacts) -> str | None
 
 
 def is_pinned(node: fx.Node, facts: LegalityFacts) -> str | None:
-    if policy_of(node) is CheckpointPolicy.MUST_SAVE:
+    if policy_of(node) is CheckpointPolicy.MUST_SAVE and is_a_view(node, facts) is None:
         return "marked MUST_SAVE by the user's checkpoint policy"
     return None
 

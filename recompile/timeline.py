@@ -53,8 +53,12 @@ class Timeline:
         self.hardware = hardware
         self.flow: Dataflow = dataflow_of(joint)
         self.facts: FusionFacts = fusion_facts(joint, self.flow)
-        self._seconds_of_extern = {
-            i: joint.notes[node].seconds for i, node in enumerate(self.flow.nodes) if self.flow.kind[i] is Kind.EXTERN
+        self._tangents = frozenset(tangents_of(self.flow))
+        kinds = self.flow.kind
+        self._seconds_alone = {  # what runs outside of generated loops; sizes and tuples run nothing
+            i: joint.notes[node].seconds
+            for i, node in enumerate(self.flow.nodes)
+            if kinds[i] in (Kind.EXTERN, Kind.VALUE)
         }
 
     def simulate(self, saved: frozenset[int]) -> Simulation:
@@ -62,7 +66,8 @@ class Timeline:
         flow = self.flow
         handed_over = {flow.buffer[i] for i in saved if not flow.is_input[flow.buffer[i]]}
         outputs = {flow.buffer[i] for i in flow.fwd_outputs if not flow.is_input[flow.buffer[i]]}
-        gradients = {flow.buffer[i] for i in flow.bwd_outputs if not flow.is_input[flow.buffer[i]]}
+        returned = {flow.buffer[i] for i in flow.bwd_outputs}
+        gradients = {b for b in returned if not flow.is_input[b] or b in self._tangents}
         forward = self._run("forward", forward_order(flow, saved), frozenset(handed_over | outputs), {}, 0)
         tangents = {t: flow.size_bytes[t] for t in tangents_of(flow)}
         releasable = {b: flow.size_bytes[b] for b in handed_over - outputs} | tangents
@@ -95,9 +100,10 @@ class Timeline:
         """Bytes of results written over inputs that die in the same kernel (Inductor's in-place buffers).
 
         A result may take an input's place when its op reads it and every other reader in the kernel runs before it.
+        Tangents are the caller's: nothing is written over them.
         """
         size = self.flow.size_bytes
-        free = [b for b in dying if b not in kernel.makes]
+        free = [b for b in dying if b not in kernel.makes and b not in self._tangents]
         if not free or not made:
             return 0
         before = ancestors_inside(kernel)
@@ -117,7 +123,7 @@ class Timeline:
     def _seconds(self, kernel: Kernel, stored: set[int]) -> float:
         """Roofline of a kernel: an extern's own, else the larger of traffic and arithmetic, plus a launch."""
         if kernel.is_extern:
-            return self._seconds_of_extern.get(kernel.ops[0].op, self.hardware.launch_s)
+            return self._seconds_alone.get(kernel.ops[0].op, self.hardware.launch_s)
         size = self.flow.size_bytes
         moved = sum(size[b] for b in kernel.reads if b not in kernel.makes) + sum(
             size[b] for b in kernel.makes & stored

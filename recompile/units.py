@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 BYTES_PER_UNIT = {
     "B": 1,
@@ -19,12 +20,12 @@ BYTES_PER_UNIT = {
 
 def parse_bytes(text: str) -> int:
     """``"1.5GiB"`` or ``"800MB"`` as bytes, rounded down. Raises ValueError that says what is accepted."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]?i?b)\s*", text, re.IGNORECASE)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*((?:[kmgt]i?)?b)\s*", text, re.IGNORECASE)
     if not match:
         raise ValueError(
             f"{text!r} is not an amount of memory; write a number and one of B, KB, MB, GB, TB, KiB, MiB, GiB, TiB"
         )
-    return int(float(match[1]) * BYTES_PER_UNIT[match[2].upper()])
+    return int(Fraction(match[1]) * BYTES_PER_UNIT[match[2].upper()])
 
 
 def format_bytes(count: int) -> str:

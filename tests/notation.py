@@ -25,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.utils.checkpoint import CheckpointPolicy
 
 import recompile.torch_private  # noqa: F401  registers Inductor's prims
-from recompile.annotate import annotate
+from recompile.annotation import annotate
 from recompile.hardware import Hardware, named_hardware
 from recompile.joint import JointGraph, Plan
 from recompile.torch_private import is_tangent

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from demo import report, text, train_gpt2
 from demo.training import Configuration, ModelSize, Run, build_model, forward_and_backward
-from recompile.measure import Measurement
+from recompile.measurement import Measurement
 
 MIB = 2**20
 

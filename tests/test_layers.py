@@ -11,7 +11,19 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 TORCH_INTERNALS = ("torch._functorch", "torch._inductor", "torch._dynamo", "torch._subclasses")
-FACT_FILES = ("joint", "work", "hardware", "cost", "rules", "annotate", "mincut", "timeline")
+FACT_FILES = (
+    "annotation",
+    "cost",
+    "dataflow",
+    "fusion",
+    "hardware",
+    "joint",
+    "mincut",
+    "registry",
+    "rules",
+    "timeline",
+    "work",
+)
 FACTS = tuple(f"recompile.{name}" for name in FACT_FILES)
 DECISIONS_AND_ACTIONS = ("recompile.planner", "recompile.passes", "recompile.backend", "recompile.api")
 ABOVE_PLANNERS = ("recompile.passes", "recompile.backend", "recompile.api")

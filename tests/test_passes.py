@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._guards import TracingContext, tracing
 
-from recompile.annotate import annotate, inputs_to_snapshot
+from recompile.annotation import annotate, inputs_to_snapshot
 from recompile.decide import decide
 from recompile.options import Options
 from recompile.passes import place_recomputation, snapshot_overwritten, split_joint

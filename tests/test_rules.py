@@ -7,7 +7,7 @@ import torch
 import torch.fx as fx
 
 from recompile import registry
-from recompile.annotate import annotate
+from recompile.annotation import annotate
 from recompile.rules import NO_RECOMPUTE, LegalityFacts, first_reason, is_random, source_line, written_arguments
 from tests.notation import H100, annotated, joint
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from recompile.dataflow import Dataflow, rebuilt_in_backward
-from recompile.errors import BudgetError, PlanError
+from recompile.dataflow import Dataflow, needed_by_backward, rebuilt_in_backward
+from recompile.errors import BudgetError
 from recompile.joint import Budget, Choice, JointGraph, Plan
+from recompile.planner.contradiction import contradiction, path_to_need
 from recompile.timeline import Simulation, Timeline, recomputed_ops
 from recompile.units import format_bytes, format_seconds
 
@@ -20,15 +21,11 @@ def made_legal(joint: JointGraph, flow: Dataflow, saved: frozenset[int]) -> froz
         rebuilt, _ = rebuilt_in_backward(flow, frozenset(legal))
         illegal = [i for i in rebuilt if notes[i].cannot_recompute is not None]
         if not illegal:
-            return frozenset(legal)
+            read = {a for i in rebuilt for a in flow.inputs[i]} | set(needed_by_backward(flow))
+            return frozenset(legal & read)
         savable = {_savable_part(flow, notes, i, set(rebuilt)) for i in illegal} - {None}
         if not savable - legal:
-            first = flow.nodes[illegal[0]]
-            note = joint.notes[first]
-            raise PlanError(
-                f"{first.name} can be neither saved ({note.cannot_save}) nor recomputed ({note.cannot_recompute}), "
-                f"but backward needs it"
-            )
+            raise contradiction(joint, flow, path_to_need(flow, illegal[0], set(rebuilt)))
         legal |= savable
 
 
@@ -83,9 +80,5 @@ def check_budget(budget: Budget, floor_bytes: int, planner: str) -> None:
     """Raise BudgetError if the smallest peak that the planner reached does not fit."""
     if budget.peak_bytes is not None and floor_bytes > budget.peak_bytes:
         raise BudgetError(
-            f"no plan of {planner!r} keeps the step's peak within memory_budget={format_bytes(budget.peak_bytes)}: "
-            f"the smallest that it found needs {format_bytes(floor_bytes)} ({floor_bytes} bytes) over what is "
-            f"allocated when forward starts. "
-            f"Raise memory_budget to at least that, or lower the batch size or sequence length.",
-            floor_bytes,
+            f"{planner}: {budget.peak_bytes} bytes asked, {floor_bytes} is the smallest peak", floor_bytes
         )

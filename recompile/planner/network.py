@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from recompile.dataflow import Dataflow, needed_by_backward
-from recompile.errors import PlanError
 from recompile.hardware import Hardware
 from recompile.joint import JointGraph, Kind, Side
 from recompile.mincut import ContradictionError, choose_saved, scale_to_integers
-from recompile.rules import source_line
+from recompile.planner.contradiction import contradiction
 
 # Share of a pointwise value's own traffic that rebuilding it inside its reader costs at least (PLANNER: measured on
 # Inductor's kernels for an H100, where the loads are already paid by the reader).
@@ -49,23 +48,9 @@ class CutNetwork:
         try:
             choice = choose_saved(costs[:count], costs[count:], self.uses, self.needed)
         except ContradictionError as error:
-            raise PlanError(self._explain([self.candidates[p] for p in error.path])) from None
+            path = [self.candidates[position] for position in error.path]
+            raise contradiction(self.joint, self.flow, path) from None
         return frozenset(self.candidates[position] for position in choice.saved)
-
-    def _explain(self, path: list[int]) -> str:
-        first, last = self.flow.nodes[path[0]], self.flow.nodes[path[-1]]
-        notes = self.joint.notes
-        text = (
-            f"backward needs {last.name}{_at(last)}, which cannot be saved ({notes[last].cannot_save}) and would have "
-            f"to be recomputed from {first.name}{_at(first)}, which can be neither saved ({notes[first].cannot_save}) "
-            f"nor recomputed ({notes[first].cannot_recompute}). "
-        )
-        return text + "Loosen the checkpoint policy of one of them, or keep that part out of the compiled region."
-
-
-def _at(node) -> str:
-    line = source_line(node)
-    return f" ({line})" if line else ""
 
 
 def cut_network(joint: JointGraph, flow: Dataflow, hardware: Hardware) -> CutNetwork:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from recompile.planner.finish import made_legal
-from recompile.timeline import Simulation, Timeline
+from recompile.timeline import Simulation, Timeline, recomputed_ops
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,7 @@ class Candidate:
 
     saved: frozenset[int]
     simulation: Simulation
+    recompute_flops: int
 
     @property
     def peak_bytes(self) -> int:
@@ -36,15 +37,15 @@ class Pool:
         """Make the set legal, simulate it unless that was done before, and return it."""
         legal = made_legal(self.timeline.joint, self.timeline.flow, frozenset(saved))
         if legal not in self.candidates:
-            self.candidates[legal] = Candidate(legal, self.timeline.simulate(legal))
+            again = recomputed_ops(self.timeline.flow, legal)
+            flops = sum(self.timeline.facts.flop[i] for i in again)
+            self.candidates[legal] = Candidate(legal, self.timeline.simulate(legal), flops)
         return self.candidates[legal]
 
     def frontier(self) -> list[Candidate]:
         """The candidates that no other beats in both peak and time, from the smallest peak to the fastest."""
         best: list[Candidate] = []
-        for candidate in sorted(
-            self.candidates.values(), key=lambda c: (c.peak_bytes, c.step_seconds, sorted(c.saved))
-        ):
+        for candidate in sorted(self.candidates.values(), key=_smallest_first):
             if not best or candidate.step_seconds < best[-1].step_seconds:
                 best.append(candidate)
         return best
@@ -53,6 +54,11 @@ class Pool:
         """The fastest candidate whose peak fits; None if none fits. Of equally fast ones the smallest."""
         fitting = [c for c in self.frontier() if peak_bytes is None or c.peak_bytes <= peak_bytes]
         return fitting[-1] if fitting else None
+
+
+def _smallest_first(candidate: Candidate) -> tuple:
+    """By peak; of equal peaks the fastest, then the one that recomputes least, then graph order."""
+    return candidate.peak_bytes, candidate.step_seconds, candidate.recompute_flops, sorted(candidate.saved)
 
 
 def fill_between(

@@ -32,13 +32,13 @@ def separators(flow: Dataflow) -> tuple[int, ...]:
     for buffer, (start, end) in counted.items():
         born.setdefault(start, []).append(buffer)
         dying.setdefault(end, []).append(buffer)
-    live: set[int] = set()
+    live: set[int] = set(born.pop(-1, ()))
     found: set[int] = set()
     for position in range(len(ops)):
         live.difference_update(dying.get(position, ()))
         live.update(born.get(position, ()))
         if len(live) == 1:
-            found |= live
+            found |= {b for b in live if not flow.is_input[b]}
     return tuple(_one_per_library_call(flow, sorted(found)))
 
 
@@ -56,4 +56,6 @@ def _lifetimes(flow: Dataflow, ops: list[int]) -> dict[int, tuple[int, int]]:
     """For every buffer that forward makes and reads, the positions in ``ops`` of its making and its last read."""
     place = {i: position for position, i in enumerate(ops)}
     last_read = {buffer: place[i] for i in ops for buffer in flow.reads[i]}
-    return {b: (place[i], last_read[b]) for i in ops for b in flow.makes[i] if b in last_read}
+    made = {b: (place[i], last_read[b]) for i in ops for b in flow.makes[i] if b in last_read}
+    inputs = [i for i in last_read if flow.is_input[i] and not flow.is_static[i]]
+    return made | {i: (-1, last_read[i]) for i in inputs}

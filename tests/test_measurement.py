@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from recompile.measure import Measurement, measure
+from recompile.measurement import Measurement, measure
 
 MiB = 1 << 20
 
@@ -258,7 +258,7 @@ def test_the_cpu_can_be_asked_for():
 
 def test_nothing_is_written_to_stderr_but_what_the_call_writes():
     program = (
-        "import sys; from recompile.measure import measure; "
+        "import sys; from recompile.measurement import measure; "
         "measure(lambda: print('mine', file=sys.stderr, flush=True)); measure(int)"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -159,7 +159,7 @@ def inputs_to_snapshot(graph: fx.Graph, num_fwd_outputs: int) -> list[fx.Node]:
 def needed_in_backward(graph: fx.Graph, sides: dict[fx.Node, Side], num_fwd_outputs: int) -> set[fx.Node]:
     """Backward's nodes and everything they are computed from."""
     returned = graph.output_node().args[0][num_fwd_outputs:]
-    pending = [node for node in graph.nodes if sides.get(node) is Side.BACKWARD]
+    pending = [node for node in graph.nodes if sides.get(node) is Side.BACKWARD and node.op != "output"]
     pending += [node for node in returned if isinstance(node, fx.Node)]
     seen: set[fx.Node] = set()
     while pending:
