@@ -31,7 +31,7 @@ from demo.training import SEED, Configuration, ModelSize, Run, measure_step, sta
 
 DROPOUT = 0.1
 NUM_TIMING_ROUNDS = 7
-BUDGET_MIB = 60  # For the default size with dropout: between the smallest peak and that of the fastest plan.
+BUDGET_MIB = 40  # For the default size with dropout: between the smallest peak and that of the fastest plan.
 LARGEST_LOSS_DIFFERENCE = 1e-4  # Sums in another order, in float32, over 30 steps.
 CONFIGURATIONS = {
     "eager": Configuration("eager", None),

@@ -123,7 +123,9 @@ class Partitioner(CustomPartitionerFn):
         static = [placeholders[i] for i in static_lifetime_input_indices or ()]
         annotated = annotate(joint, num_fwd_outputs, self.hardware, static)
         plan, budget = decide(annotated, self.hardware, self.options)
-        self._record(annotated, plan, budget.peak_bytes, time.perf_counter() - started)
+        asked = self.options.memory_budget
+        budget_bytes = asked if isinstance(asked, int) else budget.peak_bytes
+        self._record(annotated, plan, budget_bytes, time.perf_counter() - started)
         order = {node: position for position, node in enumerate(joint.graph.nodes)}
         saved = sorted((choice.node for choice in plan.saved), key=order.__getitem__)
         random_ops = [node for node in order if is_random(node)]

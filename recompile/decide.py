@@ -27,7 +27,7 @@ def decide(joint: JointGraph, hardware: Hardware, options: Options) -> tuple[Pla
         budget = resolve_budget(options.memory_budget, joint, hardware, planner)
         plan = planner(joint, hardware, budget)
     except BudgetError as error:
-        raise with_margin(error, options) from None
+        raise (with_margin(error, options) if isinstance(options.memory_budget, int) else error) from None
     finally:
         forget()
     check_plan(joint, plan, options.planner_name())
@@ -47,7 +47,7 @@ def with_margin(error: BudgetError, options: Options) -> BudgetError:
 
 
 def resolve_budget(memory_budget: float | int | None, joint: JointGraph, hardware: Hardware, planner) -> Budget:
-    """Bytes less the margin; a share f as floor + f x (peak of the fastest plan - floor), both by the planner itself."""
+    """Bytes less the margin; a share f is floor + f x (peak of the fastest plan - floor), both by the planner."""
     if memory_budget is None:
         return Budget(None)
     if isinstance(memory_budget, int):

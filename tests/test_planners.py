@@ -146,8 +146,9 @@ def test_the_fastest_plan_that_fits_is_taken(peak_bytes, expected):
 
 def test_one_byte_below_the_floor_is_refused_with_the_floor():
     assert [floor_of(CHAIN, planner) for planner in ALL.values()] == [384, 384, 512, 512]
-    with pytest.raises(BudgetError, match=r"memory_budget=383 B: .* 384 B \(384 bytes\).* Raise memory_budget"):
+    with pytest.raises(BudgetError, match=r"383 bytes asked, 384 is the smallest peak") as raised:
         within(CHAIN, 383)
+    assert raised.value.floor_bytes == 384
 
 
 @pytest.mark.parametrize("planner", ALL.values(), ids=ALL)
@@ -164,8 +165,18 @@ def test_a_share_lies_between_the_floor_and_the_peak_of_the_fastest_plan():
     plan, budget = decide(annotated(CHAIN), H100, Options.parse({"memory_budget": 0.5}))
     assert (budget, plan_text(plan)) == (Budget(384 + (512 - 384) // 2), REBUILT)
     assert decide(annotated(CHAIN), H100, Options.parse({"memory_budget": 1.0}))[1] == Budget(512)
-    assert decide(annotated(CHAIN), H100, Options.parse({"memory_budget": 600}))[1] == Budget(600)
     assert decide(annotated(CHAIN), H100, Options.parse({"memory_budget": None}))[1] == Budget(None)
+
+
+def test_a_budget_in_bytes_keeps_one_percent_back_and_the_floor_that_is_named_is_granted():
+    assert decide(annotated(CHAIN), H100, Options.parse({"memory_budget": 606}))[1] == Budget(600)
+    with pytest.raises(
+        BudgetError, match=r"memory_budget=384 B: .* 388 B \(388 bytes\).* Raise memory_budget"
+    ) as raised:
+        decide(annotated(CHAIN), H100, Options.parse({"memory_budget": 384}))
+    assert raised.value.floor_bytes == 388  # 384 x 1.01, rounded up
+    plan, _ = decide(annotated(CHAIN), H100, Options.parse({"memory_budget": 388}))
+    assert plan.peak_bytes == 384
 
 
 def test_over_a_sweep_no_peak_exceeds_its_budget_and_less_memory_is_never_more_peak_nor_faster():
