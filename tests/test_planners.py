@@ -125,7 +125,7 @@ def test_every_choice_has_a_reason():
     reasons = {choice.node.name: choice.reason for choice in plan_of(DROPOUT).saved}
     assert reasons["s"] == "must not be recomputed: random seeds: drawn again they would differ"
     reasons = {choice.node.name: choice.reason for choice in plan_of(CHAIN, 0.0).recomputed}
-    assert reasons["a"] == "2.0 us to compute again instead of 128 B to keep"
+    assert reasons["a"] == "rebuilding it adds 2.0 us and spares 128 B"
 
 
 def test_a_graph_whose_backward_needs_nothing_saves_nothing():

@@ -194,12 +194,21 @@ def test_the_text_of_two_graphs_shows_notes_and_where_each_ends(kept):
 
 def test_a_long_table_shows_the_largest_and_counts_the_rest(kept):
     (row,) = [row for row in kept.saved if row.name == "e"]
-    many = tuple(replace(row, name=f"v{size}", size_bytes=size) for size in range(1, MAX_ROWS + 11))
+    sizes = range(1, MAX_ROWS + 11)
+    many = tuple(replace(row, name=f"v{size}", size_bytes=size, source=f"model.py:{size}") for size in sizes)
     text = str(Explanation((replace(kept, values=many),)))
     assert f"saved: {MAX_ROWS + 10} values" in text
     assert "... and 10 more, 55 B; all are in to_json()" in text  # 1 + 2 + ... + 10
     assert " v10 " not in text.replace("\n", " \n ")
     assert "v11" in text
+
+
+def test_values_of_equal_layers_share_a_row_with_the_sum_of_their_sizes(kept):
+    (row,) = [row for row in kept.saved if row.name == "e"]
+    layers = tuple(replace(row, name=f"e_{layer}", size_bytes=2**20) for layer in range(6))
+    [line] = [line for line in str(Explanation((replace(kept, values=layers),))).splitlines() if "e_0" in line]
+    assert line.startswith("e_0 and 5 alike  aten.exp.default")
+    assert "6.00 MiB" in line
 
 
 def test_a_source_is_shortened_to_its_file_and_folder():

@@ -6,8 +6,8 @@ from recompile.dataflow import Dataflow, needed_by_backward, rebuilt_in_backward
 from recompile.errors import BudgetError
 from recompile.joint import Budget, Choice, JointGraph, Plan
 from recompile.planner.contradiction import contradiction, path_to_need
+from recompile.planner.reasons import Reasons
 from recompile.timeline import Simulation, Timeline, recomputed_ops
-from recompile.units import format_bytes, format_seconds
 
 
 def made_legal(joint: JointGraph, flow: Dataflow, saved: frozenset[int]) -> frozenset[int]:
@@ -43,37 +43,21 @@ def _savable_part(flow: Dataflow, notes: list, i: int, rebuilt: set[int]) -> int
 
 def plan_from(timeline: Timeline, saved: frozenset[int], simulation: Simulation, kept_for: dict[int, str]) -> Plan:
     """The Plan value of a legal saved set. ``kept_for`` overrides the reason of some saved nodes."""
-    joint, flow = timeline.joint, timeline.flow
+    joint, flow, reasons = timeline.joint, timeline.flow, Reasons(timeline)
     _, inputs = rebuilt_in_backward(flow, saved)
     again = recomputed_ops(flow, saved)
     notes = [joint.notes[node] for node in flow.nodes]
     held = "an input of the graph: held by the caller anyway"
     kept = [Choice(flow.nodes[i], held) for i in inputs if flow.nodes[i].op == "placeholder"]
-    kept += [Choice(flow.nodes[i], kept_for.get(i) or _why_saved(timeline, i)) for i in sorted(saved)]
+    kept += [Choice(flow.nodes[i], kept_for.get(i) or reasons.for_saving(i)) for i in sorted(saved)]
     return Plan(
         saved=tuple(kept),
-        recomputed=tuple(Choice(flow.nodes[i], _why_recomputed(timeline, i)) for i in again),
+        recomputed=tuple(Choice(flow.nodes[i], reasons.for_recomputing(i)) for i in again),
         peak_bytes=simulation.peak_bytes,
         saved_bytes=simulation.saved_bytes,
         recompute_flops=sum(notes[i].work.flop for i in again),
         step_seconds=simulation.step_seconds,
     )
-
-
-def _why_saved(timeline: Timeline, i: int) -> str:
-    note = timeline.joint.notes[timeline.flow.nodes[i]]
-    if note.cannot_recompute:
-        return f"must not be recomputed: {note.cannot_recompute}"
-    if timeline.flow.buffer[i] in {timeline.flow.buffer[o] for o in timeline.flow.fwd_outputs}:
-        return "an output of forward: allocated anyway"
-    return f"{format_seconds(note.seconds)} to compute again, {format_bytes(note.size_bytes)} to keep"
-
-
-def _why_recomputed(timeline: Timeline, i: int) -> str:
-    note = timeline.joint.notes[timeline.flow.nodes[i]]
-    if note.cannot_save and len(timeline.flow.makes[i]) == 1:
-        return f"cannot be saved: {note.cannot_save}"
-    return f"{format_seconds(note.seconds)} to compute again instead of {format_bytes(note.size_bytes)} to keep"
 
 
 def check_budget(budget: Budget, floor_bytes: int, planner: str) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from recompile.joint import JointGraph
     from recompile.report.explanation import Explanation
 
-WIDTH = 200
-MAX_ROWS = 40
+WIDTH = 400  # wide enough that nothing is cut; tables take what they need
+MAX_ROWS = 30
 
 
 def explanation_text(explanation: Explanation) -> str:
@@ -76,30 +76,35 @@ def joint_graph_table(joint: JointGraph) -> str:
             str(row.read_bytes + row.write_bytes), f"{row.intensity:.2f}", format_seconds(row.seconds),
             row.cannot_save or "", row.cannot_recompute or "",
         )  # fmt: skip
-    return _render(table, width=WIDTH + 60)
+    return _render(table, width=WIDTH)
 
 
-def _table(title: str, rows: Iterable[ValueRow], key) -> str:
-    rows = sorted(rows, key=lambda row: (-key(row), row.name))
-    if not rows:
+def _table(title: str, rows: Iterable[ValueRow], key: Callable[[ValueRow], float]) -> str:
+    """Rows of equal layers folded into one: same op, shape, dtype, line and reason. Sorted by their sum."""
+    groups: dict[tuple, list[ValueRow]] = {}
+    for row in rows:
+        groups.setdefault((row.op, row.shape, row.dtype, row.source, row.reason), []).append(row)
+    folded = sorted(groups.values(), key=lambda group: (-sum(map(key, group)), group[0].name))
+    if not folded:
         return f"  {title}"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("name", no_wrap=True)
-    table.add_column("op", no_wrap=True)
-    table.add_column("shape", no_wrap=True)
-    table.add_column("dtype", no_wrap=True)
+    for name in ("name", "op", "shape", "dtype"):
+        table.add_column(name, no_wrap=True)
     for name in ("size", "FLOP", "FLOP/B", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("source", no_wrap=True)
-    table.add_column("reason", no_wrap=True)
-    for row in rows[:MAX_ROWS]:
+    table.add_column("reason (each)", no_wrap=True)
+    for group in folded[:MAX_ROWS]:
+        row = group[0]
         table.add_row(
-            row.name, row.op, "x".join(row.shape), row.dtype, format_bytes(row.size_bytes), format_flop(row.flop),
-            f"{row.intensity:.1f}", format_seconds(row.seconds), short_source(row.source), row.reason,
+            row.name if len(group) == 1 else f"{row.name} and {len(group) - 1} alike",
+            row.op, "x".join(row.shape), row.dtype,
+            format_bytes(sum(r.size_bytes for r in group)), format_flop(sum(r.flop for r in group)),
+            f"{row.intensity:.1f}", format_seconds(sum(r.seconds for r in group)), short_source(row.source), row.reason,
         )  # fmt: skip
     text = _render(table)
-    if len(rows) > MAX_ROWS:
-        rest = rows[MAX_ROWS:]
+    if len(folded) > MAX_ROWS:
+        rest = [row for group in folded[MAX_ROWS:] for row in group]
         text += f"\n... and {len(rest)} more, {format_bytes(sum(row.size_bytes for row in rest))}; all are in to_json()"
     return text
 
