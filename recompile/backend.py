@@ -26,9 +26,9 @@ from recompile.torch_private import (
     CustomPartitionerFn,
     compilation_at_hand,
     compile_with_inductor,
-    compiled_code_key,
     fx_graph_cse,
     num_cached_codes_loaded,
+    recorded_cache_keys,
 )
 from recompile.units import format_bytes
 
@@ -56,15 +56,14 @@ def recompile(
     partitioner = Partitioner(parsed, resolve_hardware(parsed.hardware, device))
     compilation = compilation_at_hand()
     patches, inputs, ended_by = inductor_patches(parsed), list(example_inputs), graph_break_of(model)
-    key = compiled_code_key(model, inputs, patches, partitioner)
     num_loaded = num_cached_codes_loaded()
-    with records.recording() as graphs:
+    with records.recording() as graphs, recorded_cache_keys() as keys:
         compiled = compile_with_inductor(model, inputs, patches, partitioner)
     was_cached = num_cached_codes_loaded() > num_loaded  # then the partitioner was not called
-    if graphs and key:
-        records.store(key, graphs)
-    elif was_cached and key:
-        graphs = records.load(key) or []
+    if graphs and keys:
+        records.store(keys[0], graphs)
+    elif was_cached and keys:
+        graphs = records.load(keys[0]) or []
     shown = tuple(replace(graph, ended_by=ended_by) for graph in graphs)
     record = records.Record(compilation, shown, missing=was_cached and not graphs)
     records.attach(record)

@@ -5,8 +5,9 @@ new torch release is one file's work. Written against torch 2.11 to 2.14.
 from __future__ import annotations
 
 import inspect
-import logging
 import pathlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch._inductor.config as inductor_config
 import torch.fx as fx
 from torch._dynamo.exc import ShortenTraceback
 from torch._functorch import partitioners
+from torch._functorch._aot_autograd import autograd_cache
 from torch._functorch._aot_autograd import utils as aot_utils
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._inductor import inductor_prims
@@ -26,8 +28,6 @@ from torch.utils.checkpoint import CheckpointPolicy
 from recompile.versions import check_torch
 
 check_torch(torch.__version__)
-
-log = logging.getLogger("recompile")
 
 __all__ = ["CustomPartitionerFn", "ShortenTraceback", "cache_dir", "fx_graph_cse"]
 
@@ -171,24 +171,25 @@ def inductor_option_type(name: str) -> Any:
     return inductor_config.get_type(name)
 
 
-def compiled_code_key(
-    model: fx.GraphModule, inputs: list[Any], config_patches: dict[str, Any], partitioner: CustomPartitionerFn
-) -> str | None:
-    """The key under which AOTAutograd caches the code of this graph; None where it would not be cached.
+@contextmanager
+def recorded_cache_keys() -> Iterator[list[str]]:
+    """Collects the keys under which AOTAutograd looks up compiled code while the block runs; none where it does not.
 
-    torch computes it from the traced program, its inputs, every setting and the partitioner's ``uuid``.
+    torch computes a key from the traced program, its inputs, every setting and the partitioner's ``uuid``. Dynamo
+    compiles under a lock, so one block runs at a time.
     """
-    from torch._inductor import compile_fx
+    compute, keys = autograd_cache.autograd_cache_key, []
 
-    if not hasattr(compile_fx, "autograd_cache_key"):
-        return None
+    def record(*args: Any, **kwargs: Any) -> tuple[str, list[str]]:
+        key, lines = compute(*args, **kwargs)
+        keys.append(key)
+        return key, lines
+
+    autograd_cache.autograd_cache_key = record
     try:
-        with inductor_config.patch({**config_patches, "custom_partitioner_fn": partitioner}):
-            key, _ = compile_fx.autograd_cache_key(model, inputs, ignore_shape_env=False)
-    except Exception as error:  # whatever torch raises for a graph that it does not cache
-        log.debug("the compiled code of this graph is not cached: %s", error)
-        return None
-    return key
+        yield keys
+    finally:
+        autograd_cache.autograd_cache_key = compute
 
 
 def num_cached_codes_loaded() -> int:

@@ -33,6 +33,8 @@ from recompile.torch_private import is_tangent
 PLACEHOLDERS = ("input", "param", "tangent")
 H100 = named_hardware()["planner-h100"]  # 700 TFLOP/s, 3 TB/s, 2 us a kernel
 
+NAMED_DIMENSIONS = ("Dimname", "names")  # torch 2.11 lists these overloads of select and full first
+
 
 class Joint(NamedTuple):
     """A joint graph as AOTAutograd hands it to a partitioner; ``node`` maps the notation's names to nodes."""
@@ -124,7 +126,7 @@ def target_of(op: str) -> Any:
     packet = getattr(getattr(torch.ops, namespace), name)
     if isinstance(packet, torch._ops.HigherOrderOperator):
         return packet
-    return getattr(packet, overload or packet.overloads()[0])
+    return getattr(packet, overload or next(name for name in packet.overloads() if name not in NAMED_DIMENSIONS))
 
 
 def plan_text(plan: Plan) -> str:

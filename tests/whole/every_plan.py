@@ -7,8 +7,10 @@ the plan that saves everything.
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,18 +18,26 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+import torch.fx as fx
 import torch.nn as nn
 import torch.utils._pytree as pytree
+from torch._guards import tracing
+from torch._inductor.virtualized import V
 from torch.testing import assert_close
 
 from recompile import records
-from recompile.decide import PREDICTION_MARGIN
+from recompile.annotation import annotate
+from recompile.backend import prepare
+from recompile.decide import PREDICTION_MARGIN, resolve_budget
+from recompile.joint import Budget, Plan
+from recompile.planner import full, mincut, stock
+from recompile.planner.mincut import forget
 from recompile.report.explanation import GraphReport
 
 from .interpret import InterpretedBackend, RawPartitioner, Step, Traced, interpreted, partitioner, storages
 
 SHARES = (None, 0.75, 0.5, 0.25, 0.1, 0.0)
-PLANNERS = ("mincut", "full", "save_all", "stock")
+OTHER_PLANNERS = {"full": full, "stock": stock}
 SEED = 7
 TOLERANCE = 1e-5  # relative to a tensor's largest element: Inductor's decompositions round differently from eager
 
@@ -55,6 +65,7 @@ class Trained:
     outputs: list[Any]
     gradients: dict[str, torch.Tensor | None]
     buffers: dict[str, torch.Tensor]
+    random_state: torch.Tensor  # the generator's, afterwards
 
 
 def trained(case: Case, compiled: Callable[[Function], Function] = lambda f: f, num_steps: int = 2) -> Trained:
@@ -72,7 +83,7 @@ def trained(case: Case, compiled: Callable[[Function], Function] = lambda f: f, 
     if isinstance(function, nn.Module):
         named += function.named_parameters()
         buffers += function.named_buffers()
-    return Trained(outputs, {name: value.grad for name, value in named}, dict(buffers))
+    return Trained(outputs, {name: value.grad for name, value in named}, dict(buffers), torch.get_rng_state())
 
 
 def loss_of(result: Any) -> torch.Tensor:
@@ -108,25 +119,55 @@ def check_replays(graph: Traced) -> None:
     """Every plan of a traced step agrees with the plan that saves everything, and with the step itself."""
     expected = graph.replay(partitioner(None, "save_all"))
     wrong = [f"as traced: {what}" for what in differences(graph.step, expected)]
-    for name, plan in plans_of(graph):
-        wrong += [f"{name}: {what}" for what in differences(graph.replay(plan), expected)]
+    for name, step in replays(graph):
+        wrong += [f"{name}: {what}" for what in differences(step, expected)]
     assert not wrong, "\n".join(wrong)
 
 
-def plans_of(graph: Traced) -> Iterator[tuple[str, RawPartitioner]]:
-    """Every budget, one in bytes among them, and every planner."""
-    for planner in PLANNERS:
-        yield f"{planner} without budget", partitioner(None, planner)
-    for share in SHARES[1:]:
-        yield f"budget {share}", partitioner(share)
-    halfway = halfway_bytes(graph)
-    yield f"budget of {halfway} bytes", partitioner(halfway)
+def replays(graph: Traced) -> Iterator[tuple[str, Step]]:
+    """The step under every planner and every budget; plans that save the same values are replayed once."""
+    seen = set()
+    for name, saved, as_asked in plans_of(graph):
+        if saved not in seen:
+            seen.add(saved)
+            yield name, graph.replay(as_asked)
 
 
-def halfway_bytes(graph: Traced) -> int:
-    """A budget in bytes between the fastest plan and the floor."""
-    between = (report_of(graph, None).peak_bytes + report_of(graph, 0.0).peak_bytes) // 2
-    return max(int(between * (1 + PREDICTION_MARGIN)) + 1, 2)
+def plans_of(graph: Traced) -> Iterator[tuple[str, frozenset[str], RawPartitioner]]:
+    """What is asked for, the names of what that saves, and the partitioner to ask. One budget is in bytes, between the
+    fastest plan and the floor. The graph is annotated once for all."""
+    gm, num_fwd_outputs = fx.GraphModule(graph.joint.gm, copy.deepcopy(graph.joint.gm.graph)), num_outputs_of(graph)
+    hardware = partitioner(None).hardware
+    with V.set_fake_mode(graph.joint.fake_mode), tracing(graph.joint.context):
+        prepare(gm, num_fwd_outputs)
+        joint = annotate(gm, num_fwd_outputs, hardware, static_inputs_of(graph, gm))
+        peaks = [
+            mincut(joint, hardware, resolve_budget(share, joint, hardware, mincut)).peak_bytes for share in (None, 0.0)
+        ]
+        for budget in (*SHARES, between(*peaks)):
+            plan = mincut(joint, hardware, resolve_budget(budget, joint, hardware, mincut))
+            yield f"budget {budget}", names_in(plan), partitioner(budget)
+        for name, planner in OTHER_PLANNERS.items():
+            yield f"planner {name}", names_in(planner(joint, hardware, Budget(None))), partitioner(None, name)
+    forget()
+
+
+def num_outputs_of(graph: Traced) -> int:
+    return graph.joint.kwargs["num_fwd_outputs"]
+
+
+def static_inputs_of(graph: Traced, gm: fx.GraphModule) -> list[fx.Node]:
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    return [placeholders[i] for i in graph.joint.kwargs.get("static_lifetime_input_indices") or ()]
+
+
+def names_in(plan: Plan) -> frozenset[str]:
+    return frozenset(choice.node.name for choice in plan.saved)
+
+
+def between(fastest_bytes: int, floor_bytes: int) -> int:
+    """A budget in bytes that some plan keeps; 0 and 1 are no budgets in bytes."""
+    return max(math.ceil((fastest_bytes + floor_bytes) / 2 * (1 + PREDICTION_MARGIN)), 2)
 
 
 def report_of(graph: Traced, budget: object, planner: str = "mincut") -> GraphReport:
@@ -147,6 +188,7 @@ def assert_alike(actual: Trained, expected: Trained, tolerance: float) -> None:
     rounding (the bias before a norm)."""
     for index, (value, other) in enumerate(zip(actual.outputs, expected.outputs, strict=True)):
         assert_close_within(f"output {index}", value, other, tolerance * largest_in(other))
+    assert torch.equal(actual.random_state, expected.random_state), "the generator is not left as eager leaves it"
     assert actual.gradients.keys() == expected.gradients.keys() and actual.buffers.keys() == expected.buffers.keys()
     least = 1e-3 * max(map(largest_in, expected.gradients.values()), default=0.0)
     for name, other in expected.gradients.items():

@@ -120,8 +120,8 @@ lines(is_batch, None, *(f"{{o}} = {text}" for text in (
 )))  # fmt: skip
 lines(is_float, same_shape, "{o} = torch.cat([{a}.reshape(-1), {b}.reshape(-1)])", "{o} = torch.stack([{a}, {b}], -1)")
 lines(is_batch, None, *(f"{{o}}, {{p}} = {text}" for text in (
-    "{a}.chunk(2, -1)", "{a}.max(-1)", "torch.var_mean({a}, -1)", "{a}.sort(-1)", "{a}.topk(2)", "{a}[..., :2].unbind(-1)",
-    "{a}[..., :2].split(1, -1)", "{a}.min(0)",
+    "{a}.chunk(2, -1)", "{a}.max(-1)", "torch.var_mean({a}, -1)", "{a}.sort(-1)", "{a}.topk(2)",
+    "{a}[..., :2].unbind(-1)", "{a}[..., :2].split(1, -1)", "{a}.min(0)",
 )))  # fmt: skip
 lines(is_float, None, *(
     "{a}.relu_()", "{a}.mul_(0.5)", "{a}.add_(0.25)", "{a}.tanh_()", "{a}.zero_()", "{a}.exp_()",
@@ -135,10 +135,10 @@ lines(is_float, None, *(f"{{o}} = {text}" for text in (
     "{a} + torch.randn_like({a})", "torch.bernoulli(torch.sigmoid({a}))", "F.rrelu({a}, training=True)",
     "{a} * (torch.rand({a}.shape) > 0.5)", "{a} + torch.randint(0, 3, {a}.shape)",
 )))  # fmt: skip
-lines(is_float, None, "self.count.add_(1)", "self.stat.mul_(0.9)", "self.state.t().add_(0.1)", "self.state[1].mul_(0.5)",
-      "self.state.view(-1)[2:9].sub_(0.2)", "{o} = self.stat", "{o} = self.state", "{o} = self.state[0]",
-      "{o} = torch.exp(self.state)", "{o} = {a} * self.count", "{o} = self.w", "self.stat.add_(self.state[0])",
-      "{o} = self.state.clone()", "self.stat.uniform_()")  # fmt: skip
+lines(is_float, None, "self.count.add_(1)", "self.stat.mul_(0.9)", "self.state.t().add_(0.1)",
+      "self.state[1].mul_(0.5)", "self.state.view(-1)[2:9].sub_(0.2)", "{o} = self.stat", "{o} = self.state",
+      "{o} = self.state[0]", "{o} = torch.exp(self.state)", "{o} = {a} * self.count", "{o} = self.w",
+      "self.stat.add_(self.state[0])", "{o} = self.state.clone()", "self.stat.uniform_()")  # fmt: skip
 lines(is_wide, None, "self.stat.mul_(0.9).add_({a}.detach().reshape(-1, 6).mean(0), alpha=0.1)",
       "self.state[0].copy_({a}.detach().reshape(-1, 6)[0])", "self.state[:, 1:3] = {a}.detach().reshape(-1, 6)[0, :2]",
       "self.stat.copy_({a}.detach().reshape(-1, 6)[-1])")  # fmt: skip
@@ -146,10 +146,11 @@ lines(is_float, None, "{o} = {a} > 0.3", "{o} = ({a} * 3).long()")
 lines(is_batch, None, "{o} = {a}.argmax(-1)", "{o} = {a}.argsort(-1)")
 lines(is_float, masks, "{o} = torch.where({b}, {a}, -0.2)", "{o} = {a}.masked_fill({b}, 0.4)", "{o} = {a} * {b}")
 lines(is_index, None, "{o} = F.embedding({a} % 6, self.w)", "{o} = F.one_hot({a} % 6, 6).float()", "{o} = {a} + 1")
-lines(is_batch, indexes, "{o} = {a}[..., {b}.reshape(-1) % {a}.shape[-1]]", "{o} = {a}.index_select(0, {b}.reshape(-1) % len({a}))")
+lines(is_batch, indexes, "{o} = {a}[..., {b}.reshape(-1) % {a}.shape[-1]]",
+      "{o} = {a}.index_select(0, {b}.reshape(-1) % len({a}))")  # fmt: skip
 lines(is_wide, None, *(f"{{o}} = checkpoint(lambda r: {body}, {{a}}, use_reentrant=False)" for body in (
-    "torch.tanh(F.linear(r, self.w, self.bias)).sin()", "F.dropout(torch.sin(r), 0.5).exp()", "r.exp().relu_() @ self.w",
-    "(r * torch.rand_like(r)).sin() @ self.head",
+    "torch.tanh(F.linear(r, self.w, self.bias)).sin()", "F.dropout(torch.sin(r), 0.5).exp()",
+    "r.exp().relu_() @ self.w", "(r * torch.rand_like(r)).sin() @ self.head",
 )))  # fmt: skip
 lines(is_wide, None, "with torch.autocast('cpu', torch.bfloat16): {o} = F.linear(torch.sin({a}), self.w).float()",
       "with torch.no_grad(): {o} = {a} @ self.w")  # fmt: skip
@@ -159,7 +160,7 @@ RANDOM_WORDS = ("dropout", "rand", "bernoulli", "rrelu", "uniform_")
 
 @dataclass(frozen=True)
 class Program:
-    """The source of a ``forward(self, x, y)`` of Model, and its name as a file."""
+    """The source of a ``forward(self, x, y, h)`` of Model, and its name as a file."""
 
     source: str
 
@@ -201,20 +202,23 @@ def numbers(*shape: int, start: int = 0) -> torch.Tensor:
 
 
 def example_inputs() -> tuple[torch.Tensor, torch.Tensor]:
-    """x, which a program may write to, and y, which wants a gradient."""
+    """x, which a program may write to, and y, which wants a gradient. A program also gets h, an activation: y * 0.9."""
     return numbers(ROWS, WIDTH, start=200), numbers(ROWS, WIDTH, start=300).requires_grad_()
 
 
 def rendered(instructions: Sequence[Instruction], outputs: Sequence[int]) -> Program:
-    """The program of these instructions; it returns its last value and those that ``outputs`` counts from it."""
+    """The program of these instructions; it returns its last value that wants a gradient, and those that ``outputs``
+    counts, first those that nothing reads.
+    """
     writer = Writer()
     with torch.random.fork_rng(devices=[]):
         for instruction in instructions:
             writer.add(instruction)
-    made = [name for name in reversed(writer.values) if name.startswith("v")]
-    returned = dict.fromkeys(made[number % len(made)] for number in (0, *outputs)) if made else {"y": None}
+    made = [name for name in dict.fromkeys([*reversed(writer.unread), *reversed(writer.values)]) if name[0] == "v"]
+    last = next((name for name in made if writer.values[name].requires_grad), "y")
+    returned = dict.fromkeys([last, *(made[number % len(made)] for number in outputs if made)])
     text = [*writer.lines, f"return ({', '.join(returned)},)"]
-    return Program("def forward(self, x, y):\n" + "".join(f"    {line}\n" for line in text))
+    return Program("def forward(self, x, y, h):\n" + "".join(f"    {line}\n" for line in text))
 
 
 class Writer:
@@ -222,16 +226,17 @@ class Writer:
 
     def __init__(self) -> None:
         x, y = example_inputs()
-        self.values: dict[str, Any] = {"x": x, "y": y}
+        self.values: dict[str, Any] = {"x": x, "h": y * 0.9, "y": y}
         self.model = Model()
         self.lines: list[str] = []
+        self.unread: dict[str, None] = {"h": None, "y": None}  # values that want a gradient and that no line reads yet
         self.fresh = (f"v{number}" for number in itertools.count())
 
     def add(self, instruction: Instruction) -> None:
         """Append an instruction's line, unless nothing fits or eager refuses it."""
         fits, fits_both = LINES[instruction.line]
         a = self._choose(instruction.first, fits)
-        b = a and fits_both and self._choose(instruction.second, lambda b: fits_both(self.values[a], b))
+        b = self._choose(instruction.second, lambda b: fits_both(self.values[a], b)) if a and fits_both else None
         if a is None or (fits_both and b is None):
             return
         results = {hole: next(self.fresh) for hole in ("o", "p") if f"{{{hole}}}" in instruction.line}
@@ -239,11 +244,16 @@ class Writer:
         if not self._run(line) or not all(self._is_small(name) for name in results.values()):
             return
         self.lines.append(line)
+        for name in (a, b):
+            self.unread.pop(name, None)
+        self.unread.update((name, None) for name in results.values() if self.values[name].requires_grad)
         for name in [*results.values(), *([] if results else [a])]:
             self._tame(name, in_place=not results)
 
     def _choose(self, number: int, fits: Predicate) -> str | None:
-        fitting = [name for name in reversed(self.values) if fits(self.values[name])]
+        """A name that fits; the small numbers are for values that nothing reads yet, the latest first."""
+        order = dict.fromkeys([*reversed(self.unread), *reversed(self.values)])
+        fitting = [name for name in order if fits(self.values[name])]
         return fitting[number % len(fitting)] if fitting else None
 
     def _run(self, line: str) -> bool:
