@@ -27,11 +27,14 @@ def explain(compiled: Any) -> Explanation:
     if not pairs:
         raise TypeError(not_compiled_text(compiled))
     found = []
-    for backend, code in pairs:
+    for number, (backend, code) in enumerate(pairs):
         own = records.own_records(backend)
         # of several modules compiled in place each counts once: with its own code, or with that of its equals
-        found += own if own and len(pairs) > 1 else own + records.shared_records(backend, code)
-    graphs = tuple(graph for record in found for graph in record.graphs)
+        chosen = own if own and len(pairs) > 1 else own + records.shared_records(backend, code)
+        found += [(number, record) for record in chosen]
+    placed = [((number, record.compilation.code), record, graph) for number, record in found for graph in record.graphs]
+    graphs = tuple(graph for _, _, graph in placed)
+    left_out = not_the_largest([(function, record) for function, record, _ in placed])
     notes = []
     breaks = [graph.ended_by for graph in graphs if graph.ended_by]
     if breaks:
@@ -39,12 +42,29 @@ def explain(compiled: Any) -> Explanation:
             f"{len(breaks)} graph break(s): the budget holds for each graph on its own, not for their sum. "
             f"Breaks: {'; '.join(breaks)}"
         )
-    if any(record.missing for record in found):
+    if left_out:
+        notes.append(
+            f"{len(left_out)} graph(s) are compilations of a function for other inputs; the totals count the largest"
+        )
+    if any(record.missing for _, record in found):
         notes.append(
             "some compiled code came from a cache that no longer has its record; "
             "clear the Inductor cache to see its plan"
         )
-    return Explanation(graphs, tuple(notes))
+    return Explanation(graphs, tuple(notes), left_out)
+
+
+def not_the_largest(placed: list[tuple[Any, records.Record]]) -> frozenset[int]:
+    """Places of graphs whose function has another record with a higher peak (or an equal one that came first)."""
+    best: dict[Any, records.Record] = {}
+    for function, record in placed:
+        if function not in best or peak_of(record) > peak_of(best[function]):
+            best[function] = record
+    return frozenset(place for place, (function, record) in enumerate(placed) if best[function] is not record)
+
+
+def peak_of(record: records.Record) -> int:
+    return max((graph.peak_bytes for graph in record.graphs), default=0)
 
 
 def is_ours(backend: Any) -> bool:

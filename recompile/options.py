@@ -55,7 +55,7 @@ class Options:
             )
         own = {key: given.pop(key) for key in OWN_OPTIONS if key in given}
         inductor = {**_mode_options(mode or inner_mode), **_checked_inductor_options(given)}
-        return cls(
+        parsed = cls(
             memory_budget=_checked_budget(own.get("memory_budget")),
             planner=_checked_planner(own.get("planner", "mincut")),
             hardware=_checked_hardware(own.get("hardware")),
@@ -63,6 +63,9 @@ class Options:
             verbose=_checked_bool("verbose", own.get("verbose", False)),
             inductor=tuple(sorted(inductor.items())),
         )
+        if parsed.reserve and parsed.memory_budget != "auto":
+            raise OptionError(f"reserve={own['reserve']!r} has no meaning without memory_budget='auto'")
+        return parsed
 
     def planner_function(self) -> Callable:
         return planners.BY_NAME[self.planner] if isinstance(self.planner, str) else self.planner

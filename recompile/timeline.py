@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from recompile.dataflow import Dataflow, backward_order, dataflow_of, forward_order, rebuilt_in_backward, tangents_of
 from recompile.fusion import FusionFacts, Kernel, fuse, fusion_facts, store_ops, stored_buffers
 from recompile.hardware import Hardware
@@ -54,6 +56,7 @@ class Timeline:
         self.flow: Dataflow = dataflow_of(joint)
         self.facts: FusionFacts = fusion_facts(joint, self.flow)
         self._tangents = frozenset(tangents_of(self.flow))
+        self._copied_for_layout = copied_for_layout(self.flow)
         kinds = self.flow.kind
         self._seconds_alone = {  # what runs outside of generated loops; sizes and tuples run nothing
             i: joint.notes[node].seconds
@@ -68,12 +71,15 @@ class Timeline:
         outputs = {flow.buffer[i] for i in flow.fwd_outputs if not flow.is_input[flow.buffer[i]]}
         returned = {flow.buffer[i] for i in flow.bwd_outputs}
         gradients = {b for b in returned if not flow.is_input[b] or b in self._tangents}
-        forward = self._run("forward", forward_order(flow, saved), frozenset(handed_over | outputs), {}, 0)
+        copies = {i: flow.size_bytes[i] for i in self._copied_for_layout}
+        kept = frozenset(handed_over | outputs)
+        forward = self._run("forward", forward_order(flow, saved), kept, {}, sum(copies.values()))
         tangents = {t: flow.size_bytes[t] for t in tangents_of(flow)}
-        releasable = {b: flow.size_bytes[b] for b in handed_over - outputs} | tangents
+        releasable = {b: flow.size_bytes[b] for b in handed_over - outputs} | tangents | copies
         held = sum(flow.size_bytes[b] for b in outputs)
         backward = self._run("backward", backward_order(flow, saved), frozenset(gradients), releasable, held)
-        return Simulation(tuple(forward + backward), sum(flow.size_bytes[b] for b in handed_over - outputs))
+        saved_bytes = sum(flow.size_bytes[b] for b in handed_over - outputs) + sum(copies.values())
+        return Simulation(tuple(forward + backward), saved_bytes)
 
     def _run(
         self, phase: str, program: Sequence[int], kept: frozenset[int], releasable: dict[int, int], held_bytes: int
@@ -132,6 +138,28 @@ class Timeline:
         flop = sum(self.facts.flop[i] for i in members)
         seconds = max(moved / self.hardware.byte_per_s, flop / self.hardware.vector_flop_per_s)
         return seconds + self.hardware.launch_s
+
+
+def copied_for_layout(flow: Dataflow) -> list[int]:
+    """Inputs that Inductor copies to channels-last for a convolution on the CPU and keeps for its backward.
+
+    (torch/_inductor/graph.py ``decide_layout_opt``: on the CPU always; on a GPU a heuristic that is not modelled.)
+    """
+    copied: dict[int, None] = {}
+    for i, node in enumerate(flow.nodes):
+        if node.target is not torch.ops.aten.convolution.default or flow.side[i] is Side.BACKWARD:
+            continue
+        for operand in flow.inputs[i][:2]:
+            val = flow.nodes[operand].meta["val"]
+            is_rowwise = val.device.type == "cpu" and val.dim() == 4 and not has_channels_last_strides(val)
+            if flow.is_input[operand] and is_rowwise:
+                copied[operand] = None
+    return list(copied)
+
+
+def has_channels_last_strides(val: torch.Tensor) -> bool:
+    """Whether a 4-D tensor already lies as convolutions on the CPU want it."""
+    return val.is_contiguous(memory_format=torch.channels_last)
 
 
 def ancestors_inside(kernel: Kernel) -> list[int]:

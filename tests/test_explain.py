@@ -326,3 +326,14 @@ def test_inside_a_compiled_module_a_remat_module_is_planned_under_the_outer_opti
     step(compiled, batch())
     assert [(graph.budget, graph.planner) for graph in recompile.explain(compiled).graphs] == [("None", "full")]
     assert recompile.explain(inner).graphs == ()
+
+
+def test_compilations_of_one_function_for_other_shapes_are_alternatives_in_the_totals():
+    compiled = torch.compile(Block(), backend="recompile", dynamic=False)
+    step(compiled, batch(16))
+    step(compiled, batch(64))
+    explanation = recompile.explain(compiled)
+    small, large = sorted(explanation.graphs, key=lambda graph: graph.peak_bytes)
+    assert small.peak_bytes < large.peak_bytes
+    assert (explanation.peak_bytes, explanation.saved_bytes) == (large.peak_bytes, large.saved_bytes)
+    assert "1 graph(s) are compilations of a function for other inputs" in str(explanation)

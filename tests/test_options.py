@@ -58,7 +58,14 @@ def test_hardware_is_resolved_when_it_is_named_and_detected_later_when_it_is_not
 
 
 def test_reserve_is_bytes():
-    assert [parse(reserve=given).reserve for given in (0, 512, "512MiB")] == [0, 512, 2**29]
+    parsed = [parse(memory_budget="auto", reserve=given).reserve for given in (0, 512, "512MiB")]
+    assert parsed == [0, 512, 2**29]
+
+
+def test_reserve_without_auto_is_refused_rather_than_ignored():
+    with pytest.raises(OptionError, match="reserve='512MiB' has no meaning without memory_budget='auto'"):
+        parse(reserve="512MiB", memory_budget=0.5)
+    assert parse(reserve=0).reserve == 0
 
 
 def test_a_dash_in_a_name_is_an_underscore():
@@ -138,7 +145,8 @@ def test_auto_is_what_is_free_less_the_reserve_and_never_negative(monkeypatch):
     monkeypatch.setattr(options_module, "free_bytes", lambda device: 1000)
     cpu = torch.device("cpu")
     assert parse(memory_budget="auto").with_auto_resolved(cpu).memory_budget == 1000
-    assert parse(memory_budget="auto", reserve=300).with_auto_resolved(cpu) == parse(memory_budget=700, reserve=300)
+    resolved = parse(memory_budget="auto", reserve=300).with_auto_resolved(cpu)
+    assert (resolved.memory_budget, resolved.reserve) == (700, 300)
     assert parse(memory_budget="auto", reserve=3000).with_auto_resolved(cpu).memory_budget == 0
     assert parse(memory_budget=0.5).with_auto_resolved(cpu).memory_budget == 0.5
 
@@ -165,7 +173,7 @@ def test_every_option_that_a_plan_depends_on_is_in_the_fingerprint():
         {"memory_budget": 0.25},
         {"memory_budget": 2},
         {"planner": "full"},
-        {"reserve": 1},
+        {"reserve": 1, "memory_budget": "auto"},
     ]
     fingerprints = [fingerprint(), *(fingerprint(**options) for options in changed)]
     fingerprints += [fingerprint(named_hardware()["a100-80"])]

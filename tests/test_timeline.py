@@ -209,3 +209,19 @@ def test_sizes_cost_no_time():
     text = "x = input {}x8\nn = sym_size.int x 0\nk = operator.mul n 8\na = sin x\ny = view a [k]\nreturn y |"
     static = "x = input 4x8\na = sin x\ny = view a [32]\nreturn y |"
     assert simulate(text.format("s4"))[1].step_seconds == simulate(static)[1].step_seconds
+
+
+def test_a_convolution_on_the_cpu_keeps_channels_last_copies_of_its_inputs_for_backward():
+    text = """
+        x = input 2x3x8x8
+        w = param 4x3x3x3
+        y = convolution x w None [1,1] [1,1] [1,1] False [0,0] 1
+        t = tangent 2x4x8x8
+        g = convolution_backward t x w None [1,1] [1,1] [1,1] False [0,0] 1 [False,True,False]
+        gw = getitem g 1
+        return y | gw
+    """
+    graph = annotated(text)
+    timeline = Timeline(graph, H100)
+    # x is 2 x 3 x 8 x 8 x 4 = 1,536 bytes, w is 4 x 27 x 4 = 432; y is an output, allocated anyway
+    assert timeline.simulate(frozenset()).saved_bytes == 1536 + 432

@@ -84,32 +84,38 @@ class GraphReport:
 class Explanation:
     """Every graph that was planned for one compiled function, and their totals. ``str()`` is a readable table.
 
-    Bytes are increases over what is allocated when forward starts. With several graphs (graph breaks, or one graph
-    per shape) each is planned on its own and the totals assume that all of them run in one step.
+    Bytes are increases over what is allocated when forward starts. With several graphs each is planned on its own and
+    the totals assume that all of them run in one step, except where one function was compiled for different inputs.
     """
 
     graphs: tuple[GraphReport, ...]
     notes: tuple[str, ...] = ()
+    left_out: frozenset[int] = frozenset()  # places in ``graphs`` that the totals leave out
+
+    @property
+    def counted(self) -> tuple[GraphReport, ...]:
+        """The graphs that the totals count: of compilations of one function for different inputs, the largest."""
+        return tuple(graph for place, graph in enumerate(self.graphs) if place not in self.left_out)
 
     @property
     def saved_bytes(self) -> int:
         """Bytes handed from forward to backward, inputs and outputs of forward not counted."""
-        return sum(graph.saved_bytes for graph in self.graphs)
+        return sum(graph.saved_bytes for graph in self.counted)
 
     @property
     def peak_bytes(self) -> int:
         """Predicted peak: the highest of one graph's peak on top of what the others have saved."""
-        return max((graph.peak_bytes + self.saved_bytes - graph.saved_bytes for graph in self.graphs), default=0)
+        return max((graph.peak_bytes + self.saved_bytes - graph.saved_bytes for graph in self.counted), default=0)
 
     @property
     def recompute_flops(self) -> int:
         """FLOP that backward spends on values that forward had computed."""
-        return sum(graph.recompute_flops for graph in self.graphs)
+        return sum(graph.recompute_flops for graph in self.counted)
 
     @property
     def step_seconds(self) -> float:
         """Predicted seconds of forward and backward on the hardware that the plan was made for."""
-        return sum(graph.step_seconds for graph in self.graphs)
+        return sum(graph.step_seconds for graph in self.counted)
 
     def __str__(self) -> str:
         from recompile.report.text import explanation_text
@@ -129,7 +135,7 @@ class Explanation:
         }
 
     def to_networkx(self):
-        """One DiGraph of all planned graphs; vertices are (graph number, node name)."""
+        """One DiGraph of all planned graphs; vertices are named ``"graph number.node name"``."""
         from recompile.report.graph import explanation_to_networkx
 
         return explanation_to_networkx(self)

@@ -7,7 +7,7 @@ import torch
 
 from .fuzz import differences, trained
 from .interpret import interpreted, partitioner
-from .programs import Program
+from .programs import Program, numbers
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -33,3 +33,29 @@ def test_an_input_that_wants_a_gradient_and_is_written_after_it_was_read_is_not_
     """AOTAutograd writes such an input itself, after forward: the graph holds no write, only an output that says so."""
     found = program(f"v0 = torch.tanh({write[0]})", write, "return (torch.tanh(v0),)")
     assert differences_to_eager(found, budget, planner) == []
+
+
+@every_plan
+def test_an_output_that_the_caller_overwrites_before_backward_gives_the_right_gradient_or_pytorchs_error(
+    budget, planner
+):
+    """Keeping an output for backward costs nothing, but then it is the caller's too."""
+
+    def forward(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        product = x @ w
+        return product, product.tanh() @ w
+
+    def gradient(called) -> torch.Tensor:
+        w = numbers(6, 6, start=40).requires_grad_()
+        product, result = called(numbers(6, 6), w)
+        product.add_(1)
+        result.sum().backward()
+        return w.grad
+
+    compiled = torch.compile(forward, backend=interpreted(partitioner(budget, planner)))
+    try:
+        actual = gradient(compiled)
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error)
+    else:
+        torch.testing.assert_close(actual, gradient(forward))
