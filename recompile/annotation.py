@@ -128,11 +128,13 @@ def overwritten_reads(
     nodes: list[fx.Node], owner: dict[fx.Node, fx.Node], sides: dict[fx.Node, Side]
 ) -> dict[fx.Node, fx.Node]:
     """Nodes that read storage which a later node of forward writes, with that writer. Views read it too."""
-    last_write: dict[fx.Node, tuple[int, fx.Node]] = {}
+    after = overwritten_after_forward(nodes[0].graph) if nodes else {}
+    last_write: dict[fx.Node, tuple[int, fx.Node]] = {owner[i]: (len(nodes), new) for i, new in after.items()}
     for position, node in enumerate(nodes):
         if sides[node] is not Side.BACKWARD:
             for written in written_arguments(node):
-                last_write[owner[written]] = (position, node)
+                if last_write.get(owner[written], (-1, node))[0] < position:
+                    last_write[owner[written]] = (position, node)
     reads = {}
     for position, node in enumerate(nodes):
         for argument in node.all_input_nodes:
@@ -149,11 +151,27 @@ def inputs_to_snapshot(graph: fx.Graph, num_fwd_outputs: int) -> list[fx.Node]:
     owner = storage_owners(nodes)
     relevant = needed_in_backward(graph, sides, num_fwd_outputs)
     written = {owner[argument] for n in nodes if sides[n] is not Side.BACKWARD for argument in written_arguments(n)}
+    written |= {owner[node] for node in overwritten_after_forward(graph)}
     found: dict[fx.Node, None] = {}
     for node in nodes:
         if node in relevant and not written_arguments(node):
             found.update((a, None) for a in node.all_input_nodes if a.op == "placeholder" and owner[a] in written)
     return list(found)
+
+
+def overwritten_after_forward(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Inputs that AOTAutograd overwrites itself once forward has returned, with the output that holds the new content.
+
+    It does so for inputs that want a gradient; the graph shows no write, only the description of its outputs.
+    """
+    output = graph.output_node()
+    placeholders = {node.meta["desc"]: node for node in graph.find_nodes(op="placeholder") if "desc" in node.meta}
+    found = {}
+    for value, description in zip(output.args[0], output.meta.get("desc") or (), strict=False):
+        mutated = getattr(description, "mutated_input", None)
+        if mutated in placeholders and isinstance(value, fx.Node):
+            found[placeholders[mutated]] = value
+    return found
 
 
 def needed_in_backward(graph: fx.Graph, sides: dict[fx.Node, Side], num_fwd_outputs: int) -> set[fx.Node]:
