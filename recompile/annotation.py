@@ -17,9 +17,11 @@ from recompile.joint import Annotation, JointGraph, Kind, Side
 from recompile.rules import (
     NO_RECOMPUTE,
     NO_SAVE,
+    RATHER_NOT_SAVE,
     LegalityFacts,
     first_reason,
     is_inside_checkpointed_region,
+    is_marked_for_recomputation,
     written_arguments,
 )
 from recompile.torch_private import is_symbol, is_tangent, must_be_in_backward, must_be_in_forward, storage_key
@@ -41,14 +43,15 @@ def annotate(
     owner = storage_owners(nodes)
     index = {node: position for position, node in enumerate(nodes)}
     forward = frozenset(node for node in nodes if sides[node] is Side.FORWARD)
-    facts = LegalityFacts(owner, overwritten_reads(nodes, owner, sides), forward)
+    facts = LegalityFacts(owner, overwritten_reads(nodes, owner, sides), forward, frozenset(static_inputs))
+    wished = rebuilt_on_wish(nodes, facts)
     notes = {}
     for node in nodes:
         kind, work = kind_of(node), work_of(node)
         cannot_recompute = first_reason(NO_RECOMPUTE, node, facts)
         cannot_save = first_reason(NO_SAVE, node, facts)
-        if cannot_recompute is None:  # a region asks for recomputation where that is possible
-            cannot_save = cannot_save or is_inside_checkpointed_region(node, facts)
+        if cannot_recompute is None:  # wishes hold where recomputation is possible
+            cannot_save = cannot_save or first_reason(RATHER_NOT_SAVE, node, facts) or wished.get(node)
         notes[node] = Annotation(
             side=sides[node],
             kind=kind,
@@ -60,6 +63,22 @@ def annotate(
             cannot_recompute=cannot_recompute,
         )
     return JointGraph(graph, notes, num_fwd_outputs, frozenset(static_inputs))
+
+
+def rebuilt_on_wish(nodes: list[fx.Node], facts: LegalityFacts) -> dict[fx.Node, str]:
+    """Values that the user wants recomputed, and what only backward needs of them, each with its reason.
+
+    Keeping the sine of a checkpointed value in that value's place would undo the wish.
+    """
+    found: dict[fx.Node, str] = {}
+    for node in nodes:
+        reason = is_marked_for_recomputation(node, facts) or is_inside_checkpointed_region(node, facts)
+        source = next((a for a in node.all_input_nodes if a in found), None)
+        if reason is None and source is not None and (facts.owner[node] in found or node not in facts.forward):
+            reason = f"computed from {source.name}, which is marked for recomputation"
+        if reason is not None:
+            found[node] = reason
+    return found
 
 
 def dtype_of(node: fx.Node) -> torch.dtype:

@@ -16,7 +16,7 @@ from recompile.annotation import annotate, inputs_to_snapshot
 from recompile.decide import decide
 from recompile.hardware import Hardware
 from recompile.hardware import resolve as resolve_hardware
-from recompile.joint import JointGraph
+from recompile.joint import Budget, JointGraph, Plan
 from recompile.options import Options
 from recompile.passes import snapshot_overwritten, split_joint
 from recompile.report.explanation import report_graph
@@ -29,6 +29,7 @@ from recompile.torch_private import (
     fx_graph_cse,
     num_cached_codes_loaded,
     recorded_cache_keys,
+    region_budgets,
 )
 from recompile.units import format_bytes
 
@@ -121,16 +122,16 @@ class Partitioner(CustomPartitionerFn):
         placeholders = joint.graph.find_nodes(op="placeholder")
         static = [placeholders[i] for i in static_lifetime_input_indices or ()]
         annotated = annotate(joint, num_fwd_outputs, self.hardware, static)
-        plan, budget = decide(annotated, self.hardware, self.options)
-        asked = self.options.memory_budget
-        budget_bytes = asked if isinstance(asked, int) else budget.peak_bytes
-        self._record(annotated, plan, budget_bytes, time.perf_counter() - started)
+        options = self.options.with_region_budget(region_budgets(joint.graph))
+        plan, budget = decide(annotated, self.hardware, options)
+        self._record(annotated, plan, options, budget, time.perf_counter() - started)
         order = {node: position for position, node in enumerate(joint.graph.nodes)}
         saved = sorted((choice.node for choice in plan.saved), key=order.__getitem__)
         random_ops = [node for node in order if is_random(node)]
         return split_joint(joint, saved, num_fwd_outputs, static, random_ops)
 
-    def _record(self, annotated: JointGraph, plan, budget_bytes: int | None, seconds: float) -> None:
+    def _record(self, annotated: JointGraph, plan: Plan, options: Options, budget: Budget, seconds: float) -> None:
+        asked = options.memory_budget
         timeline = Timeline(annotated, self.hardware)
         kept = frozenset(timeline.flow.index[c.node] for c in plan.saved if c.node.op != "placeholder")
         records.add(
@@ -138,10 +139,10 @@ class Partitioner(CustomPartitionerFn):
                 annotated,
                 plan,
                 timeline.simulate(kept),
-                planner=self.options.planner_name(),
+                planner=options.planner_name(),
                 hardware=self.hardware.name,
-                budget=repr(self.options.memory_budget),
-                budget_bytes=budget_bytes,
+                budget=repr(asked),
+                budget_bytes=asked if isinstance(asked, int) else budget.peak_bytes,
                 planning_seconds=seconds,
             )
         )

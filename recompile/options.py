@@ -7,8 +7,8 @@ import inspect
 import os
 import pathlib
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -79,8 +79,18 @@ class Options:
         """``memory_budget="auto"`` as bytes: what is free on the device now, less ``reserve``."""
         if self.memory_budget != "auto":
             return self
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return Options(**{**values, "memory_budget": max(0, free_bytes(device) - self.reserve)})
+        return replace(self, memory_budget=max(0, free_bytes(device) - self.reserve))
+
+    def with_region_budget(self, budgets: Sequence[float]) -> Options:
+        """These options under ``torch.autograd.graph.region_activation_memory_budget``, whose share goes first."""
+        if not budgets:
+            return self
+        if len(budgets) > 1:
+            raise OptionError(
+                f"region_activation_memory_budget gives one graph several budgets, {list(budgets)}; a graph has one: "
+                f"put a graph break between the regions"
+            )
+        return replace(self, memory_budget=float(budgets[0]))
 
     def fingerprint(self, hardware: Hardware) -> str:
         """A stable text for cache keys: our sources, these options, the hardware, torch's version."""

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from recompile.registry import facts_about
 from recompile.torch_private import SEED_DRAWS
 
+CASTS = (torch.ops.prims.convert_element_type.default, torch.ops.aten._to_copy.default)
 COLLECTIVE_NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional", "symm_mem")
 PYTORCH_NAMESPACES = (
     "aten",
@@ -38,6 +39,7 @@ class LegalityFacts:
     owner: dict[fx.Node, fx.Node]  # the node that first owned the storage behind a value
     reads_overwritten: dict[fx.Node, fx.Node]  # a reader of storage -> the later forward node that overwrites it
     forward: frozenset[fx.Node] = frozenset()  # what forward runs whatever is saved
+    static_inputs: frozenset[fx.Node] = frozenset()  # parameters and buffers
 
 
 Rule = Callable[[fx.Node, LegalityFacts], str | None]
@@ -146,10 +148,11 @@ def is_custom(node: fx.Node, facts: LegalityFacts) -> str | None:
 
 def has_data_dependent_size(node: fx.Node, facts: LegalityFacts) -> str | None:
     val = node.meta.get("val")
-    made_here = free_unbacked_symbols(val) if isinstance(val, torch.Tensor | torch.SymInt) else set()
+    sized = torch.Tensor | torch.SymInt | list | tuple
+    made_here = free_unbacked_symbols(val) if isinstance(val, sized) else set()
     for argument in node.all_input_nodes:
         known = argument.meta.get("val")
-        if made_here and isinstance(known, torch.Tensor | torch.SymInt):
+        if made_here and isinstance(known, sized):
             made_here = made_here - free_unbacked_symbols(known)
     if made_here:
         return "a size that depends on the data: it is read once, in forward"
@@ -231,6 +234,13 @@ def is_marked_for_recomputation(node: fx.Node, facts: LegalityFacts) -> str | No
     return None
 
 
+def is_a_cast_of_a_parameter(node: fx.Node, facts: LegalityFacts) -> str | None:
+    """Under autocast: the parameter is allocated anyway, so its copy in another dtype is made again, not kept."""
+    if node.target not in CASTS or facts.owner[node.all_input_nodes[0]] not in facts.static_inputs:
+        return None
+    return f"a cast of {facts.owner[node.all_input_nodes[0]].name}, a parameter or buffer that is allocated anyway"
+
+
 def is_inside_checkpointed_region(node: fx.Node, facts: LegalityFacts) -> str | None:
     """A value of a torch.utils.checkpoint region that forward reads nowhere outside of that region.
 
@@ -245,6 +255,8 @@ def is_inside_checkpointed_region(node: fx.Node, facts: LegalityFacts) -> str | 
     return None
 
 
+# Wishes rather than limits: they hold for values that can be recomputed.
+RATHER_NOT_SAVE: tuple[Rule, ...] = (is_inside_checkpointed_region, is_a_cast_of_a_parameter)
 NO_SAVE: tuple[Rule, ...] = (has_several_outputs, is_not_a_value, is_sparse, is_a_view, is_marked_for_recomputation)
 
 

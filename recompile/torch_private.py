@@ -15,6 +15,7 @@ import torch
 import torch._dynamo
 import torch._inductor.config as inductor_config
 import torch.fx as fx
+import torch.fx.traceback
 from torch._dynamo.exc import ShortenTraceback
 from torch._functorch import partitioners
 from torch._functorch._aot_autograd import autograd_cache
@@ -56,6 +57,14 @@ def is_assertion_symbol(node: fx.Node) -> bool:
         and len(node.users) > 0
         and all(user.target is torch.ops.aten._assert_scalar.default for user in node.users)
     )
+
+
+def region_budgets(graph: fx.Graph) -> list[float]:
+    """The values of ``torch.autograd.graph.region_activation_memory_budget`` around a graph's nodes, ascending."""
+    read = getattr(torch.fx.traceback, "_get_memory_budget_annotation", None)
+    if read is None:
+        return []
+    return sorted({budget for node in graph.nodes if (budget := read(node)) is not None})
 
 
 def is_opaque(node: fx.Node) -> bool:

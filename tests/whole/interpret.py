@@ -305,7 +305,8 @@ class LiveValues(dict):
 
 def storages(value: Any) -> dict[int, int]:
     """Bytes by storage for the tensors in a value."""
-    tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    leaves = pytree.tree_leaves(value)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]
     return {storage._cdata: storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
 
 
