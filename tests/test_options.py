@@ -249,3 +249,10 @@ def test_another_process_computes_the_same_fingerprints():
         check=True,
     )
     assert run.stdout.split() == fingerprints()
+
+
+def test_a_region_budget_replaces_the_option_and_two_in_one_graph_are_refused():
+    assert parse(memory_budget="1GiB").with_region_budget([]).memory_budget == 2**30
+    assert parse(memory_budget="1GiB").with_region_budget([0.5]).memory_budget == 0.5
+    with pytest.raises(OptionError, match=r"several budgets, \[0.1, 0.5\]"):
+        parse().with_region_budget([0.1, 0.5])
