@@ -11,7 +11,12 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOME = {
+    "Budget": "recompile.joint",
     "BudgetError": "recompile.errors",
+    "Choice": "recompile.joint",
+    "Hardware": "recompile.hardware",
+    "JointGraph": "recompile.joint",
+    "Plan": "recompile.joint",
     "OptionError": "recompile.errors",
     "PlanError": "recompile.errors",
     "Explanation": "recompile.report.explanation",
@@ -34,4 +39,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return __all__

@@ -70,7 +70,8 @@ def recompile(
     records.attach(record)
     if parsed.verbose:
         for graph in record.graphs:
-            log.warning("recompile: predicted peak %s, %s", format_bytes(graph.peak_bytes), graph.budget)
+            peak, budget = format_bytes(graph.peak_bytes), graph.budget
+            log.warning("recompile: predicted peak %s with memory_budget=%s", peak, budget)
     return compiled
 
 

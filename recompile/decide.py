@@ -30,7 +30,7 @@ def decide(joint: JointGraph, hardware: Hardware, options: Options) -> tuple[Pla
         raise (with_margin(error, options) if isinstance(options.memory_budget, int) else error) from None
     finally:
         forget()
-    check_plan(joint, plan, options.planner_name())
+    check_plan(joint, plan, budget, options.planner_name())
     return plan, budget
 
 
@@ -60,8 +60,15 @@ def resolve_budget(memory_budget: float | int | None, joint: JointGraph, hardwar
     return Budget(floor + int(memory_budget * (fastest - floor)))
 
 
-def check_plan(joint: JointGraph, plan: Plan, name: str) -> None:
+def check_plan(joint: JointGraph, plan: Plan, budget: Budget, name: str) -> None:
     """Refuse a plan that saves what cannot be saved, or leaves a value to recomputation that must not be recomputed."""
+    if not isinstance(plan, Plan):
+        raise PlanError(f"planner {name!r} returned a {type(plan).__name__}, not a recompile.Plan")
+    if budget.peak_bytes is not None and plan.peak_bytes > budget.peak_bytes:
+        raise PlanError(
+            f"planner {name!r} returned a plan with a peak of {plan.peak_bytes} bytes for a budget of "
+            f"{budget.peak_bytes}; it must raise recompile.BudgetError when no plan fits"
+        )
     saved = {choice.node for choice in plan.saved}
     for node in saved:
         reason = joint.notes[node].cannot_save

@@ -337,3 +337,11 @@ def test_compilations_of_one_function_for_other_shapes_are_alternatives_in_the_t
     assert small.peak_bytes < large.peak_bytes
     assert (explanation.peak_bytes, explanation.saved_bytes) == (large.peak_bytes, large.saved_bytes)
     assert "1 graph(s) are compilations of a function for other inputs" in str(explanation)
+
+
+def test_a_dynamic_graph_says_at_which_sizes_it_was_planned():
+    compiled = torch.compile(Block(), backend="recompile", dynamic=True)
+    step(compiled, batch(16))
+    [graph] = recompile.explain(compiled).graphs
+    assert [size.partition("=")[2] for size in graph.sizes] == ["16"]
+    assert f"planned at the sizes {graph.sizes[0]}" in str(recompile.explain(compiled))

@@ -408,3 +408,15 @@ def test_budgets_asked_in_any_order_get_the_same_plans():
     forget()
     together = {budget: plan_text(mincut(graph, H100, Budget(budget))) for budget in reversed(budgets)}
     assert together == alone
+
+
+def test_a_planner_of_ones_own_that_breaks_its_contract_is_told_so():
+    def ignores_the_budget(joint, hardware, budget):
+        return save_all(joint, hardware, Budget(None))
+
+    for planner, told in (
+        (ignores_the_budget, "peak of 512 bytes for a budget of 396"),
+        (lambda *_: None, "a NoneType"),
+    ):
+        with pytest.raises(PlanError, match=told):
+            decide(annotated(CHAIN), H100, Options.parse({"planner": planner, "memory_budget": 400}))

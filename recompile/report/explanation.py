@@ -12,6 +12,7 @@ import torch.fx as fx
 from recompile.joint import Annotation, Choice, JointGraph, Plan
 from recompile.rules import source_line
 from recompile.timeline import Simulation
+from recompile.work import hint_of
 
 SCHEMA_VERSION = 1
 
@@ -57,6 +58,7 @@ class GraphReport:
     step_seconds: float
     planning_seconds: float
     ended_by: str  # why Dynamo ended the graph: "" for its natural end
+    sizes: tuple[str, ...]  # symbolic sizes and the values that the plan was made for: "s77=64"
     values: tuple[ValueRow, ...]
     timeline: tuple[tuple[str, str, int], ...]  # (phase, node, live bytes)
 
@@ -77,7 +79,8 @@ class GraphReport:
             ValueRow(**{**row, "shape": tuple(row["shape"]), "inputs": tuple(row["inputs"])}) for row in data["values"]
         )
         moments = tuple(tuple(moment) for moment in data["timeline"])
-        return cls(**{**{f.name: data[f.name] for f in fields(cls)}, "values": rows, "timeline": moments})
+        plain = {f.name: data[f.name] for f in fields(cls)}
+        return cls(**{**plain, "values": rows, "timeline": moments, "sizes": tuple(data["sizes"])})
 
 
 @dataclass(frozen=True)
@@ -162,9 +165,16 @@ def report_graph(
         step_seconds=plan.step_seconds,
         planning_seconds=planning_seconds,
         ended_by="",
+        sizes=symbolic_sizes(nodes),
         values=rows,
         timeline=tuple((m.phase, nodes[m.node].name, m.live_bytes) for m in simulation.moments),
     )
+
+
+def symbolic_sizes(nodes: Sequence[fx.Node]) -> tuple[str, ...]:
+    """The sizes that a graph takes as inputs, each with the value that it was traced and planned at."""
+    inputs = [node.meta.get("val") for node in nodes if node.op == "placeholder"]
+    return tuple(f"{size}={hint_of(size)}" for size in inputs if isinstance(size, torch.SymInt))
 
 
 def value_row(

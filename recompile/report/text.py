@@ -51,6 +51,10 @@ def graph_text(graph: GraphReport, number: int, count: int) -> str:
     ]
     if graph.ended_by:
         head.append(f"  ends at a graph break: {graph.ended_by}")
+    if graph.sizes:
+        head.append(
+            f"  planned at the sizes {', '.join(graph.sizes)}; larger ones run the same plan and need more memory"
+        )
     kept = [row for row in graph.saved if row.kind != "input"]
     inputs = [row for row in graph.saved if row.kind == "input"]
     head.append(f"  {len(inputs)} inputs and parameters are read again in backward; they are allocated anyway")
