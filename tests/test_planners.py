@@ -161,24 +161,6 @@ def test_the_floor_is_reachable_and_one_byte_less_is_not(planner):
     assert raised.value.floor_bytes == floor
 
 
-def test_a_share_lies_between_the_floor_and_the_peak_of_the_fastest_plan():
-    plan, budget = decide(annotated(CHAIN), H100, Options.parse({"memory_budget": 0.5}))
-    assert (budget, plan_text(plan)) == (Budget(384 + (512 - 384) // 2), REBUILT)
-    assert decide(annotated(CHAIN), H100, Options.parse({"memory_budget": 1.0}))[1] == Budget(512)
-    assert decide(annotated(CHAIN), H100, Options.parse({"memory_budget": None}))[1] == Budget(None)
-
-
-def test_a_budget_in_bytes_keeps_one_percent_back_and_the_floor_that_is_named_is_granted():
-    assert decide(annotated(CHAIN), H100, Options.parse({"memory_budget": 606}))[1] == Budget(600)
-    with pytest.raises(
-        BudgetError, match=r"memory_budget=384 B: .* 388 B \(388 bytes\).* Raise memory_budget"
-    ) as raised:
-        decide(annotated(CHAIN), H100, Options.parse({"memory_budget": 384}))
-    assert raised.value.floor_bytes == 388  # 384 x 1.01, rounded up
-    plan, _ = decide(annotated(CHAIN), H100, Options.parse({"memory_budget": 388}))
-    assert plan.peak_bytes == 384
-
-
 def test_over_a_sweep_no_peak_exceeds_its_budget_and_less_memory_is_never_more_peak_nor_faster():
     text = residual_chain(6)
     floor, top = floor_of(text), within(text, None).peak_bytes
@@ -408,15 +390,3 @@ def test_budgets_asked_in_any_order_get_the_same_plans():
     forget()
     together = {budget: plan_text(mincut(graph, H100, Budget(budget))) for budget in reversed(budgets)}
     assert together == alone
-
-
-def test_a_planner_of_ones_own_that_breaks_its_contract_is_told_so():
-    def ignores_the_budget(joint, hardware, budget):
-        return save_all(joint, hardware, Budget(None))
-
-    for planner, told in (
-        (ignores_the_budget, "peak of 512 bytes for a budget of 396"),
-        (lambda *_: None, "a NoneType"),
-    ):
-        with pytest.raises(PlanError, match=told):
-            decide(annotated(CHAIN), H100, Options.parse({"planner": planner, "memory_budget": 400}))

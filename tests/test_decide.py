@@ -1,0 +1,55 @@
+"""From options to a plan: shares and bytes become a budget, and what a planner returns is checked."""
+
+import pytest
+
+from recompile.decide import decide
+from recompile.errors import BudgetError, PlanError
+from recompile.joint import Budget
+from recompile.options import Options
+from recompile.planner import save_all
+from tests.notation import H100, annotated, plan_text
+
+# a is 128 bytes and so is e; the step peaks at 512 bytes when e is kept and at 384 when it is rebuilt
+CHAIN = """
+    x = input 4x8
+    w = param 8x8
+    a = mm x w
+    e = exp a
+    y = mm e w
+    t = tangent 4x8
+    g2 = mm t w'
+    g3 = mul g2 e
+    g4 = mm g3 w'
+    return y | g4
+"""
+REBUILT = "saved: - | recomputed: a e"
+
+
+def test_a_share_lies_between_the_floor_and_the_peak_of_the_fastest_plan():
+    plan, budget = decide(annotated(CHAIN), H100, Options.parse({"memory_budget": 0.5}))
+    assert (budget, plan_text(plan)) == (Budget(384 + (512 - 384) // 2), REBUILT)
+    assert decide(annotated(CHAIN), H100, Options.parse({"memory_budget": 1.0}))[1] == Budget(512)
+    assert decide(annotated(CHAIN), H100, Options.parse({"memory_budget": None}))[1] == Budget(None)
+
+
+def test_a_budget_in_bytes_keeps_one_percent_back_and_the_floor_that_is_named_is_granted():
+    assert decide(annotated(CHAIN), H100, Options.parse({"memory_budget": 606}))[1] == Budget(600)
+    with pytest.raises(
+        BudgetError, match=r"memory_budget=384 B: .* 388 B \(388 bytes\).* Raise memory_budget"
+    ) as raised:
+        decide(annotated(CHAIN), H100, Options.parse({"memory_budget": 384}))
+    assert raised.value.floor_bytes == 388  # 384 x 1.01, rounded up
+    plan, _ = decide(annotated(CHAIN), H100, Options.parse({"memory_budget": 388}))
+    assert plan.peak_bytes == 384
+
+
+def test_a_planner_of_ones_own_that_breaks_its_contract_is_told_so():
+    def ignores_the_budget(joint, hardware, budget):
+        return save_all(joint, hardware, Budget(None))
+
+    for planner, told in (
+        (ignores_the_budget, "peak of 512 bytes for a budget of 396"),
+        (lambda *_: None, "a NoneType"),
+    ):
+        with pytest.raises(PlanError, match=told):
+            decide(annotated(CHAIN), H100, Options.parse({"planner": planner, "memory_budget": 400}))
