@@ -35,6 +35,20 @@ H100 = named_hardware()["planner-h100"]  # 700 TFLOP/s, 3 TB/s, 2 us a kernel
 
 NAMED_DIMENSIONS = ("Dimname", "names")  # torch 2.11 lists these overloads of select and full first
 
+# A matmul, exp and another matmul; a and e are 128 bytes each. The step peaks at 512 bytes with e kept, 384 rebuilt.
+CHAIN = """
+    x = input 4x8
+    w = param 8x8
+    a = mm x w
+    e = exp a
+    y = mm e w
+    t = tangent 4x8
+    g2 = mm t w'
+    g3 = mul g2 e
+    g4 = mm g3 w'
+    return y | g4
+"""
+
 
 class Joint(NamedTuple):
     """A joint graph as AOTAutograd hands it to a partitioner; ``node`` maps the notation's names to nodes."""

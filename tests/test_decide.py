@@ -7,21 +7,8 @@ from recompile.errors import BudgetError, PlanError
 from recompile.joint import Budget
 from recompile.options import Options
 from recompile.planner import save_all
-from tests.notation import H100, annotated, plan_text
+from tests.notation import CHAIN, H100, annotated, plan_text
 
-# a is 128 bytes and so is e; the step peaks at 512 bytes when e is kept and at 384 when it is rebuilt
-CHAIN = """
-    x = input 4x8
-    w = param 8x8
-    a = mm x w
-    e = exp a
-    y = mm e w
-    t = tangent 4x8
-    g2 = mm t w'
-    g3 = mul g2 e
-    g4 = mm g3 w'
-    return y | g4
-"""
 REBUILT = "saved: - | recomputed: a e"
 
 

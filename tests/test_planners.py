@@ -16,23 +16,11 @@ from recompile.options import Options
 from recompile.planner import full, mincut, save_all, stock
 from recompile.planner.mincut import forget
 from recompile.planner.separators import separators
-from tests.notation import H100, annotated, plan_text
+from tests.notation import CHAIN, H100, annotated, plan_text
 
 ALL = {"mincut": mincut, "stock": stock, "save_all": save_all, "full": full}
 
 # Backward reads e. Saved, it is alive with y, t and g2: 4 x 128 bytes. Rebuilt from the inputs, it is not: 3 x 128.
-CHAIN = """
-    x = input 4x8
-    w = param 8x8
-    a = mm x w
-    e = exp a
-    y = mm e w
-    t = tangent 4x8
-    g2 = mm t w'
-    g3 = mul g2 e
-    g4 = mm g3 w'
-    return y | g4
-"""
 KEPT, REBUILT = "saved: e | recomputed: -", "saved: - | recomputed: a e"
 BOUNDARY = "saved: a | recomputed: e"  # as fast and large as KEPT, but e runs twice for nothing
 

@@ -3,7 +3,7 @@
 import pytest
 
 from recompile.timeline import Timeline, recomputed_ops
-from tests.notation import H100, annotated
+from tests.notation import CHAIN, H100, annotated
 
 
 def timeline_of(text, device="meta"):
@@ -74,20 +74,6 @@ def test_a_result_that_nothing_reads_dies_at_once():
 
 
 # Backward
-
-
-CHAIN = """
-    x = input 4x8
-    w = param 8x8
-    a = mm x w
-    e = exp a
-    y = mm e w
-    t = tangent 4x8
-    g2 = mm t w'
-    g3 = mul g2 e
-    g4 = mm g3 w'
-    return y | g4
-"""
 
 
 def test_saved_values_and_tangents_die_after_their_last_use_in_backward():
