@@ -7,7 +7,8 @@ boundaries that must be saved keep backward's working set to one block; every k-
 family (Chen et al. 2016). Between two neighbouring proposals on the frontier, plans that follow the smaller one up to
 a boundary and the faster one after it fill the gap. PyTorch's own default plan is among the proposals, so the fastest
 plan is never slower than it by the simulation. Complexity: 18 cuts per family of boundaries, one simulation per
-different plan (90 cuts and 50 plans for a GPT of 6 layers), each near linear in the graph. Known to be suboptimal: prices are uniform over time, equal layers are not flipped together one role at a time.
+different plan (90 cuts and 50 plans for a GPT of 6 layers), each near linear in the graph. Known to be suboptimal:
+prices are uniform over time, equal layers are not flipped together one role at a time.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from recompile.joint import JointGraph, Kind, Side
 from recompile.mincut import ContradictionError, choose_saved, scale_to_integers
 from recompile.planner.contradiction import contradiction
 
-# Share of a pointwise value's own traffic that rebuilding it inside its reader costs at least (a prototype's figure from
-# Inductor's kernels for an H100, where the loads are already paid by the reader).
+# Share of a pointwise value's own traffic that rebuilding it inside its reader costs at least (a prototype's figure
+# from Inductor's kernels for an H100, where the loads are already paid by the reader).
 FUSED_RECOMPUTE_SHARE = 0.02
 # With this many readers a rebuilt pointwise value tends to be stored after all.
 MANY_READERS = 3
