@@ -24,18 +24,24 @@ from recompile.rules import (
     is_marked_for_recomputation,
     written_arguments,
 )
+from recompile.sizes import AT_HINTS, Sizes
 from recompile.torch_private import is_symbol, is_tangent, must_be_in_backward, must_be_in_forward, storage_key
-from recompile.work import kind_of, storage_bytes_of, work_of
+from recompile.work import kind_of, num_elements, storage_bytes_of, tensors_in, work_of
 
 
 def annotate(
-    joint: fx.GraphModule, num_fwd_outputs: int, hardware: Hardware, static_inputs: Iterable[fx.Node] = ()
+    joint: fx.GraphModule,
+    num_fwd_outputs: int,
+    hardware: Hardware,
+    static_inputs: Iterable[fx.Node] = (),
+    sizes: Sizes = AT_HINTS,
 ) -> JointGraph:
     """Annotate a joint forward/backward graph.
 
     ``joint`` is what AOTAutograd hands a partitioner: placeholders ``primals_*`` and ``tangents_*``, and one output
     tuple of which the first ``num_fwd_outputs`` belong to forward. ``hardware`` prices seconds. ``static_inputs`` are
-    the placeholders that stay allocated whatever happens (parameters and buffers).
+    the placeholders that stay allocated whatever happens (parameters and buffers). ``sizes`` are the numbers that
+    symbolic sizes count as.
     """
     graph = joint.graph
     nodes = [node for node in graph.nodes if node.op != "output"]
@@ -47,7 +53,7 @@ def annotate(
     wished = rebuilt_on_wish(nodes, facts)
     notes = {}
     for node in nodes:
-        kind, work = kind_of(node), work_of(node)
+        kind, work = kind_of(node), work_of(node, sizes)
         cannot_recompute = first_reason(NO_RECOMPUTE, node, facts)
         cannot_save = first_reason(NO_SAVE, node, facts)
         if cannot_recompute is None:  # wishes hold where recomputation is possible
@@ -56,7 +62,8 @@ def annotate(
             side=sides[node],
             kind=kind,
             storage=index[owner[node]],
-            size_bytes=0 if is_symbol(node) else storage_bytes_of(node.meta.get("val")),
+            size_bytes=0 if is_symbol(node) else storage_bytes_of(node.meta.get("val"), sizes),
+            numel=num_elements(next(tensors_in(node.meta.get("val")), None), sizes),
             work=work,
             seconds=roofline_seconds(work, hardware, dtype_of(node), kind),
             cannot_save=cannot_save,

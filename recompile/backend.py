@@ -13,23 +13,27 @@ import torch.fx as fx
 
 from recompile import records
 from recompile.annotation import annotate, inputs_to_snapshot
-from recompile.decide import decide
+from recompile.dynamic import SizedPlan, has_outgrown, plan_at_sizes
 from recompile.hardware import Hardware
 from recompile.hardware import resolve as resolve_hardware
-from recompile.joint import Budget, JointGraph, Plan
+from recompile.joint import JointGraph
 from recompile.options import Options
 from recompile.passes import snapshot_overwritten, split_joint
 from recompile.report.explanation import report_graph
 from recompile.rules import is_random
+from recompile.sizes import Sizes, symbols_in
 from recompile.timeline import Timeline
 from recompile.torch_private import (
     CustomPartitionerFn,
     compilation_at_hand,
     compile_with_inductor,
     fx_graph_cse,
+    guard_at_most,
     num_cached_codes_loaded,
     recorded_cache_keys,
     region_budgets,
+    size_symbols,
+    upper_bounds,
 )
 from recompile.units import format_bytes
 
@@ -54,17 +58,19 @@ def recompile(
         return compile_with_inductor(model, list(example_inputs), dict(parsed.inductor), None)
     device = device_of(example_inputs)
     parsed = parsed.with_auto_resolved(device)
-    partitioner = Partitioner(parsed, resolve_hardware(parsed.hardware, device))
     compilation = compilation_at_hand()
+    has_grown = has_outgrown(size_symbols(symbolic(example_inputs)), records.limits_of(compilation))
+    partitioner = Partitioner(parsed, resolve_hardware(parsed.hardware, device), has_grown)
     patches, inputs, ended_by = inductor_patches(parsed), list(example_inputs), graph_break_of(model)
     num_loaded = num_cached_codes_loaded()
     with records.recording() as graphs, recorded_cache_keys() as keys:
         compiled = compile_with_inductor(model, inputs, patches, partitioner)
     was_cached = num_cached_codes_loaded() > num_loaded  # then the partitioner was not called
+    bounds = upper_bounds(symbolic(example_inputs))  # they tell apart what one key holds for several sizes
     if graphs and keys:
-        records.store(keys[0], graphs)
+        records.store(keys[0], bounds, graphs)
     elif was_cached and keys:
-        graphs = records.load(keys[0]) or []
+        graphs = records.load(keys[0], bounds) or []
     shown = tuple(replace(graph, ended_by=ended_by) for graph in graphs)
     record = records.Record(compilation, shown, missing=was_cached and not graphs)
     records.attach(record)
@@ -80,6 +86,10 @@ def needs_gradient(model: fx.GraphModule, inputs: Sequence[Any]) -> bool:
     turned_on = any(node.target is torch._C._set_grad_enabled and node.args[0] for node in model.graph.nodes)
     wanted = any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs)
     return wanted and (turned_on or torch.is_grad_enabled())
+
+
+def symbolic(inputs: Sequence[Any]) -> list[torch.SymInt]:
+    return [value for value in inputs if isinstance(value, torch.SymInt)]
 
 
 def device_of(inputs: Sequence[Any]) -> torch.device:
@@ -106,12 +116,16 @@ def inductor_patches(options: Options) -> dict[str, Any]:
 
 
 class Partitioner(CustomPartitionerFn):
-    """Splits joint graphs for one set of options and one hardware. Immutable; its identity is its fingerprint."""
+    """Splits joint graphs for one set of options and one hardware. Immutable; its identity is its fingerprint.
 
-    def __init__(self, options: Options, hardware: Hardware | None = None):
+    ``has_grown``: sizes outgrew an earlier plan for the same code, so that this one leaves room.
+    """
+
+    def __init__(self, options: Options, hardware: Hardware | None = None, has_grown: bool = False):
         self.options = options
         self.hardware = hardware or resolve_hardware(options.hardware, torch.device("cpu"))
-        self._uuid = options.fingerprint(self.hardware)
+        self.has_grown = has_grown
+        self._uuid = options.fingerprint(self.hardware) + ("-grown" if has_grown else "")
 
     def __call__(
         self, joint: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int,
@@ -122,29 +136,36 @@ class Partitioner(CustomPartitionerFn):
         prepare(joint, num_fwd_outputs)
         placeholders = joint.graph.find_nodes(op="placeholder")
         static = [placeholders[i] for i in static_lifetime_input_indices or ()]
-        annotated = annotate(joint, num_fwd_outputs, self.hardware, static)
         options = self.options.with_region_budget(region_budgets(joint.graph))
-        plan, budget = decide(annotated, self.hardware, options)
-        self._record(annotated, plan, options, budget, time.perf_counter() - started)
+
+        def annotate_at(sizes: Sizes) -> JointGraph:
+            return annotate(joint, num_fwd_outputs, self.hardware, static, sizes)
+
+        decided = plan_at_sizes(annotate_at, symbols_in(joint.graph), self.hardware, options, self.has_grown)
+        for symbol, limit in decided.limits:
+            guard_at_most(symbol, limit)
+        self._record(decided, options, time.perf_counter() - started)
         order = {node: position for position, node in enumerate(joint.graph.nodes)}
-        saved = sorted((choice.node for choice in plan.saved), key=order.__getitem__)
+        saved = sorted((choice.node for choice in decided.plan.saved), key=order.__getitem__)
         random_ops = [node for node in order if is_random(node)]
         return split_joint(joint, saved, num_fwd_outputs, static, random_ops)
 
-    def _record(self, annotated: JointGraph, plan: Plan, options: Options, budget: Budget, seconds: float) -> None:
+    def _record(self, decided: SizedPlan, options: Options, seconds: float) -> None:
         asked = options.memory_budget
-        timeline = Timeline(annotated, self.hardware)
-        kept = frozenset(timeline.flow.index[c.node] for c in plan.saved if c.node.op != "placeholder")
+        timeline = Timeline(decided.joint, self.hardware)
+        kept = frozenset(timeline.flow.index[c.node] for c in decided.plan.saved if c.node.op != "placeholder")
         records.add(
             report_graph(
-                annotated,
-                plan,
+                decided.joint,
+                decided.plan,
                 timeline.simulate(kept),
                 planner=options.planner_name(),
                 hardware=self.hardware.name,
                 budget=repr(asked),
-                budget_bytes=asked if isinstance(asked, int) else budget.peak_bytes,
+                budget_bytes=asked if isinstance(asked, int) else decided.budget.peak_bytes,
                 planning_seconds=seconds,
+                sizes=decided.sizes.named(symbols_in(decided.joint.graph)),
+                limits=tuple((symbol.name, limit) for symbol, limit in decided.limits),
             )
         )
 

@@ -15,7 +15,6 @@ import torch.fx as fx
 from recompile.joint import JointGraph, Kind, Side
 from recompile.rules import written_arguments
 from recompile.torch_private import is_tangent
-from recompile.work import hint_of
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def dataflow_of(joint: JointGraph) -> Dataflow:
         side=tuple(note.side for note in notes),
         buffer=buffer,
         size_bytes=tuple(note.size_bytes for note in notes),
-        numel=tuple(num_elements(node) for node in nodes),
+        numel=tuple(note.numel for note in notes),
         op=tuple(op),
         inputs=inputs,
         reads=reads,
@@ -90,19 +89,6 @@ def index_of_parent(node: fx.Node, index: dict[fx.Node, int]) -> int:
     while node.target is operator.getitem:
         node = node.args[0]
     return index[node]
-
-
-def num_elements(node: fx.Node) -> int:
-    """Elements of a node's result at hints; of the first element for several results; 0 for a non-tensor."""
-    val = node.meta.get("val")
-    if isinstance(val, list | tuple):
-        val = next((v for v in val if isinstance(v, torch.Tensor)), None)
-    if not isinstance(val, torch.Tensor):
-        return 0
-    count = 1
-    for size in val.shape:
-        count *= hint_of(size)
-    return count
 
 
 def needed_by_backward(flow: Dataflow) -> tuple[int, ...]:

@@ -8,14 +8,14 @@ for the cycle test on bitsets. Left out for now: split reductions, tilings.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 import torch.fx as fx
 
-from recompile.dataflow import Dataflow, num_elements
-from recompile.joint import JointGraph, Kind
+from recompile.dataflow import Dataflow
+from recompile.joint import Annotation, JointGraph, Kind
 from recompile.torch_private import RANDOM_FROM_SEED
 
 aten = torch.ops.aten
@@ -96,7 +96,7 @@ def fusion_facts(joint: JointGraph, flow: Dataflow) -> FusionFacts:
     )
     return FusionFacts(
         flow=flow,
-        shape=tuple(loop_shape(node, flow.kind[i], flow.numel[i]) for i, node in enumerate(flow.nodes)),
+        shape=tuple(loop_shape(node, joint.notes) for node in flow.nodes),
         flop=tuple(joint.notes[node].work.flop for node in flow.nodes),
         always_stored=frozenset(i for i, node in enumerate(flow.nodes) if node.target in RANDOM_FROM_SEED),
         dear=frozenset(i for i, node in enumerate(flow.nodes) if on_cpu and node.target in DEAR_ON_CPU),
@@ -104,14 +104,15 @@ def fusion_facts(joint: JointGraph, flow: Dataflow) -> FusionFacts:
     )
 
 
-def loop_shape(node: fx.Node, kind: Kind, numel: int) -> OpShape:
+def loop_shape(node: fx.Node, notes: Mapping[fx.Node, Annotation]) -> OpShape:
     """How an op's loops run: a reduction goes over its input, outer = results, inner = elements per result."""
+    kind, numel = notes[node].kind, notes[node].numel
     if kind is not Kind.REDUCTION or not node.all_input_nodes:
         return OpShape(numel, 1, False)
     source = node.all_input_nodes[0].meta.get("val")
     if not isinstance(source, torch.Tensor) or numel == 0:
         return OpShape(numel, 1, False)
-    inner = max(1, num_elements(node.all_input_nodes[0]) // numel)
+    inner = max(1, notes[node.all_input_nodes[0]].numel // numel)
     dims = node.args[1] if len(node.args) > 1 else None
     dims = [dims] if isinstance(dims, int) else dims
     if not isinstance(dims, list | tuple) or not dims:

@@ -1,7 +1,7 @@
 """The facts about a joint forward/backward graph: frozen values that analysis fills in and decisions read.
 
 Units: bytes, seconds, FLOP. Sizes that depend on symbols are taken at their hint, the size seen when the graph was
-traced.
+traced, unless the annotation was asked for others.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class Annotation:
 
     ``storage`` is the index, in graph order, of the node that first owned the memory behind the value: a view has its
     base's. ``size_bytes`` is what keeping the value keeps alive, so a slice counts the whole storage it looks into.
+    ``numel`` counts the elements of the value, of the first one where an op returns several.
     ``cannot_save`` and ``cannot_recompute`` are noun phrases shown to the user, or None when allowed.
     """
 
@@ -67,6 +68,7 @@ class Annotation:
     kind: Kind
     storage: int
     size_bytes: int
+    numel: int
     work: Work
     seconds: float
     cannot_save: str | None = None

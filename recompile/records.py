@@ -5,6 +5,7 @@ code.
 from __future__ import annotations
 
 import contextvars
+import hashlib
 import json
 import logging
 import os
@@ -99,20 +100,35 @@ def _is_live(compilation: Compilation) -> bool:
     return any(backend is compilation.wrapper and i == wanted for backend, i in compilations_of(compilation.code))
 
 
-def store(key: str, graphs: Sequence[GraphReport]) -> None:
-    """Write a record beside Inductor's cache, whole or not at all."""
+def limits_of(compilation: Compilation) -> list[tuple[str, int]]:
+    """The names and largest sizes that plans made earlier for the same code allow."""
+    records = own_records(compilation.wrapper)
+    earlier = [graph for record in records if record.compilation.code is compilation.code for graph in record.graphs]
+    return [limit for graph in earlier for limit in graph.limits]
+
+
+def store(key: str, bounds: Sequence[str], graphs: Sequence[GraphReport]) -> None:
+    """Write a record beside Inductor's cache, whole or not at all.
+
+    ``key`` and ``bounds``, the largest symbolic sizes that its guards allow, tell compiled code apart.
+    """
     folder = record_dir()
     folder.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=folder, suffix=".tmp")
     with os.fdopen(handle, "w") as file:
         json.dump({"schema": SCHEMA_VERSION, "graphs": [graph.to_json() for graph in graphs]}, file)
-    os.replace(name, folder / f"{key}.json")
+    os.replace(name, folder / file_name(key, bounds))
 
 
-def load(key: str) -> list[GraphReport] | None:
+def file_name(key: str, bounds: Sequence[str]) -> str:
+    """One file for each compiled code: several may share a key and differ in the sizes that they serve."""
+    return f"{key}-{hashlib.sha256(repr(tuple(bounds)).encode()).hexdigest()[:16]}.json" if bounds else f"{key}.json"
+
+
+def load(key: str, bounds: Sequence[str]) -> list[GraphReport] | None:
     """The stored record; None where there is none, or one that is damaged or of another version."""
     try:
-        data = json.loads((record_dir() / f"{key}.json").read_text())
+        data = json.loads((record_dir() / file_name(key, bounds)).read_text())
         graphs = [GraphReport.from_json(graph) for graph in data["graphs"]]
     except FileNotFoundError:
         return None

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import inspect
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 import torch._dynamo
 import torch._inductor.config as inductor_config
@@ -24,6 +25,8 @@ from torch._functorch.compile_utils import fx_graph_cse
 from torch._inductor import inductor_prims
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch.fx.experimental.symbolic_shapes import StrictMinMaxConstraint
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 from torch.utils.checkpoint import CheckpointPolicy
 
 from recompile.versions import check_torch
@@ -142,6 +145,104 @@ def stock_saved_values(joint: fx.GraphModule, num_fwd_outputs: int, ratio: float
         else:
             node.dist_from_bw = min([far, *(user.dist_from_bw + 1 for user in node.users)])
     return partitioners.choose_saved_values_set(joint.graph, info, memory_budget=ratio)
+
+
+# Sizes
+
+
+@dataclass(frozen=True, eq=False)
+class SizeSymbol:
+    """A symbol that sizes are made of. ``hint`` is None where only the data tell."""
+
+    name: str
+    symbol: Any  # sympy's
+    hint: int | None  # the number at the first trace, or the one that mark_dynamic(hint_override=) gave
+    upper_bound: int | None  # known from guards and checks; None: unbounded
+    declared_max: int | None  # promised by the user: torch._dynamo.mark_dynamic(max=)
+    example: torch.SymInt  # a size that is this symbol, for guards; of another size where there is none
+
+
+def size_symbols(sizes: Iterable[torch.SymInt]) -> list[SizeSymbol]:
+    """The symbols in sizes, in the order in which they turn up."""
+    found: dict[Any, torch.SymInt] = {}
+    for size in sizes:
+        for symbol in sorted(getattr(size.node.expr, "free_symbols", ()), key=str):
+            if symbol not in found or size.node.expr == symbol:
+                found[symbol] = size
+    return [_size_symbol(symbol, size) for symbol, size in found.items()]
+
+
+def _size_symbol(symbol: Any, size: torch.SymInt) -> SizeSymbol:
+    env = size.node.shape_env
+    hint = env.backed_var_to_val.get(symbol)
+    return SizeSymbol(
+        name=str(symbol),
+        symbol=symbol,
+        hint=int(hint) if _is_integer(hint) else None,
+        upper_bound=_upper_bound(env, symbol),
+        declared_max=_declared_maxima(env).get(symbol),
+        example=size,
+    )
+
+
+def evaluated(size: torch.SymInt, values: Mapping[Any, int], assumed: int, numbers: dict[Any, int]) -> int:
+    """A size with numbers for its symbols: at most ``values``, else the hint, else ``assumed`` or the upper bound.
+
+    ``numbers`` keeps results by expression.
+    """
+    expression, env = size.node.expr, size.node.shape_env
+    if expression not in numbers:
+        taken = {symbol: values.get(symbol, _default(env, symbol, assumed)) for symbol in expression.free_symbols}
+        result = expression.xreplace({symbol: sympy.Integer(number) for symbol, number in taken.items()})
+        number = int(result) if _is_integer(result) else assumed
+        lower = {symbol: min(env.var_to_range[symbol].lower, taken[symbol]) for symbol in taken if symbol in values}
+        ranges = {symbol: ValueRanges(lower.get(symbol, taken[symbol]), taken[symbol]) for symbol in taken}
+        upper = bound_sympy(expression, ranges).upper if lower else number
+        numbers[expression] = max(number, int(upper)) if _is_integer(upper) else number
+    return numbers[expression]
+
+
+def _default(env: Any, symbol: Any, assumed: int) -> int:
+    hint = env.backed_var_to_val.get(symbol)
+    if _is_integer(hint):
+        return int(hint)
+    upper = _upper_bound(env, symbol)
+    return assumed if upper is None else min(assumed, upper)
+
+
+def _is_integer(number: Any) -> bool:
+    return isinstance(number, int | sympy.Integer)  # a nested tensor's ragged size has a singleton for a hint
+
+
+def _upper_bound(env: Any, expression: Any) -> int | None:
+    upper = env.bound_sympy(expression).upper
+    return int(upper) if _is_integer(upper) else None
+
+
+def _declared_maxima(env: Any) -> dict[Any, int]:
+    """By symbol the largest size that the user promised to ``torch._dynamo.mark_dynamic``."""
+    maxima: dict[Any, int] = {}
+    for tracked in env.tracked_fakes or ():
+        constraints = getattr(tracked.symbolic_context, "constraint_sizes", None) or ()
+        for size, constraint in zip(getattr(tracked.fake, "shape", ()), constraints, strict=False):
+            upper = constraint.vr.upper if isinstance(constraint, StrictMinMaxConstraint) else None
+            if _is_integer(upper) and isinstance(size, torch.SymInt):
+                maxima[size.node.expr] = min(int(upper), maxima.get(size.node.expr, int(upper)))
+    return maxima
+
+
+def guard_at_most(symbol: SizeSymbol, limit: int) -> None:
+    """Let compiled code serve sizes up to this one only: for a larger one Dynamo and the caches compile again."""
+    env = symbol.example.node.shape_env
+    bool(env.create_symintnode(symbol.symbol, hint=symbol.hint) <= limit)
+
+
+def upper_bounds(inputs: Iterable[Any]) -> tuple[str, ...]:
+    """The largest values that the guards so far allow to a graph's symbolic inputs: ``s77<=64``."""
+    return tuple(
+        f"{symbol.name}<={symbol.upper_bound}"
+        for symbol in size_symbols(value for value in inputs if isinstance(value, torch.SymInt))
+    )
 
 
 # Inductor

@@ -1,7 +1,8 @@
 """What a node of a joint graph is and what one run of it costs: its kind, FLOP and bytes, from shapes alone.
 
 For ops as AOTAutograd leaves them after Inductor's decompositions. Nothing is run and no size is specialised: a
-symbolic size counts at its hint. ``kind_of`` says what Inductor makes of an op; ``work_of``, what that costs.
+symbolic size counts at its hint, or at the number that ``sizes`` has for it. ``kind_of`` says what Inductor makes of an
+op; ``work_of``, what that costs.
 """
 
 from __future__ import annotations
@@ -20,10 +21,9 @@ from torch.utils.flop_counter import flop_registry
 
 from recompile.joint import Kind, Work
 from recompile.registry import facts_about
+from recompile.sizes import AT_HINTS, Sizes
 
 aten = torch.ops.aten
-
-UNBACKED_SIZE = 4096  # what a size without a hint (it depends on data) counts as: a guess, too large to look free
 
 
 def words(text: str) -> frozenset[str]:
@@ -122,18 +122,6 @@ NO_WORK = Work(0, 0, 0)
 # Sizes
 
 
-def hint_of(size: Any) -> int:
-    """A size as a plain number: a symbol's hint, the size seen when the graph was traced; UNBACKED_SIZE without one."""
-    if isinstance(size, torch.SymInt):
-        return int(size.node.hint) if size.node.has_hint() else UNBACKED_SIZE
-    return int(size)
-
-
-def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The shape with hints for symbols."""
-    return tuple(hint_of(size) for size in tensor.shape)
-
-
 def tensors_in(val: Any) -> Iterator[torch.Tensor]:
     """The tensors of a value, in order: itself, or those in a list, tuple or dict."""
     if isinstance(val, torch.Tensor):
@@ -143,36 +131,36 @@ def tensors_in(val: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(item)
 
 
-def num_elements(val: Any) -> int:
+def num_elements(val: Any, sizes: Sizes = AT_HINTS) -> int:
     """Elements as the op sees them, an expanded dimension counted in full."""
-    return sum(math.prod(shape_of(tensor)) for tensor in tensors_in(val))
+    return sum(math.prod(sizes.shape(tensor)) for tensor in tensors_in(val))
 
 
-def bytes_of(val: Any) -> int:
+def bytes_of(val: Any, sizes: Sizes = AT_HINTS) -> int:
     """Bytes of memory that reading the value touches: an expanded dimension counts once, a non-tensor nothing."""
-    return sum(_touched_bytes(tensor) for tensor in tensors_in(val))
+    return sum(_touched_bytes(tensor, sizes) for tensor in tensors_in(val))
 
 
-def storage_bytes_of(val: Any) -> int:
+def storage_bytes_of(val: Any, sizes: Sizes = AT_HINTS) -> int:
     """Bytes of the whole storages behind the value, which it keeps alive; what several tensors share counts once."""
     storages = {}
     for tensor in tensors_in(val):
-        storages[_storage_key(tensor) or id(tensor)] = _storage_bytes(tensor)
+        storages[_storage_key(tensor) or id(tensor)] = _storage_bytes(tensor, sizes)
     return sum(storages.values())
 
 
-def _touched_bytes(tensor: torch.Tensor) -> int:
+def _touched_bytes(tensor: torch.Tensor, sizes: Sizes) -> int:
     if tensor.layout is not torch.strided:
-        return _storage_bytes(tensor)
-    sizes, strides = shape_of(tensor), [hint_of(stride) for stride in tensor.stride()]
-    touched = math.prod(size for size, stride in zip(sizes, strides, strict=True) if stride or not size)
-    return min(touched * tensor.dtype.itemsize, _storage_bytes(tensor))
+        return _storage_bytes(tensor, sizes)
+    strides = [sizes.number(stride) for stride in tensor.stride()]
+    touched = math.prod(size for size, stride in zip(sizes.shape(tensor), strides, strict=True) if stride or not size)
+    return min(touched * tensor.dtype.itemsize, _storage_bytes(tensor, sizes))
 
 
-def _storage_bytes(tensor: torch.Tensor) -> int:
+def _storage_bytes(tensor: torch.Tensor, sizes: Sizes) -> int:
     if tensor.layout is not torch.strided:
-        return math.prod(shape_of(tensor)) * tensor.dtype.itemsize  # sparse: an upper bound, as if dense
-    return hint_of(tensor.untyped_storage().nbytes())
+        return math.prod(sizes.shape(tensor)) * tensor.dtype.itemsize  # sparse: an upper bound, as if dense
+    return sizes.number(tensor.untyped_storage().nbytes())
 
 
 def _storage_key(tensor: torch.Tensor) -> int | None:
@@ -260,7 +248,7 @@ def _needs_library(node: fx.Node) -> bool:
 # Work
 
 
-def work_of(node: fx.Node) -> Work:
+def work_of(node: fx.Node, sizes: Sizes = AT_HINTS) -> Work:
     """FLOP and bytes of one run of the node by itself, nothing fused. Views, inputs, getitems and sizes are free.
 
     An op that nothing is known about costs the bytes of its inputs and outputs. A higher-order op counts likewise, its
@@ -271,19 +259,20 @@ def work_of(node: fx.Node) -> Work:
         return NO_WORK
     if name_of(node.target) in EMPTY:
         return NO_WORK
-    return Work(_flop_of(node, kind), _read_bytes_of(node), bytes_of(node.meta.get("val")))
+    return Work(_flop_of(node, kind, sizes), _read_bytes_of(node, sizes), bytes_of(node.meta.get("val"), sizes))
 
 
-def _flop_of(node: fx.Node, kind: Kind) -> int:
+def _flop_of(node: fx.Node, kind: Kind, sizes: Sizes) -> int:
     formula = _flop_formula(node.target)
     if formula is not None:
-        args, kwargs = map_aggregate(node.args, _shape_argument), map_aggregate(node.kwargs, _shape_argument)
-        return int(formula(*args, **kwargs, out_val=map_aggregate(node.meta.get("val"), _shape_argument)))
+        shape = functools.partial(_shape_argument, sizes=sizes)
+        args, kwargs = map_aggregate(node.args, shape), map_aggregate(node.kwargs, shape)
+        return int(formula(*args, **kwargs, out_val=map_aggregate(node.meta.get("val"), shape)))
     name = name_of(node.target).removesuffix("_")
-    inputs = [num_elements(argument.meta.get("val")) for argument in node.all_input_nodes]
+    inputs = [num_elements(argument.meta.get("val"), sizes) for argument in node.all_input_nodes]
     if kind is Kind.REDUCTION:
         return FLOP_PER_REDUCED.get(name, 1) * max(inputs, default=0)
-    num_made = num_elements(node.meta.get("val"))
+    num_made = num_elements(node.meta.get("val"), sizes)
     if kind is Kind.POINTWISE:
         num_steps = max([num_made, *inputs]) if name in WINDOWED else num_made
         return _flop_per_element(node, name) * num_steps
@@ -327,25 +316,27 @@ class _Shape(tuple):
         return self[dim]
 
 
-def _shape_argument(argument: Any) -> Any:
-    """An argument for a FLOP formula: tensors become shapes, symbols become their hints."""
+def _shape_argument(argument: Any, sizes: Sizes) -> Any:
+    """An argument for a FLOP formula: tensors become shapes, symbols become numbers."""
     if isinstance(argument, fx.Node):
-        return map_aggregate(argument.meta.get("val"), _shape_argument)
+        return map_aggregate(argument.meta.get("val"), functools.partial(_shape_argument, sizes=sizes))
     if isinstance(argument, torch.Tensor):
-        return _Shape(shape_of(argument))
-    return hint_of(argument) if isinstance(argument, torch.SymInt) else argument
+        return _Shape(sizes.shape(argument))
+    return sizes.number(argument) if isinstance(argument, torch.SymInt) else argument
 
 
-def _read_bytes_of(node: fx.Node) -> int:
+def _read_bytes_of(node: fx.Node, sizes: Sizes) -> int:
     """Bytes that one run reads: every distinct tensor argument, except what the op does not look at."""
     name = name_of(node.target)
-    made_bytes = bytes_of(node.meta.get("val"))
+    made_bytes = bytes_of(node.meta.get("val"), sizes)
     if name.endswith("_like") or name.startswith("new_"):
         return 0
     if name in OVERWRITES_A_PART:
         return made_bytes
     skipped = node.args[0] if name in OVERWRITES_ALL | GATHERS and node.args else None
-    read = sum(bytes_of(argument.meta.get("val")) for argument in node.all_input_nodes if argument is not skipped)
+    read = sum(
+        bytes_of(argument.meta.get("val"), sizes) for argument in node.all_input_nodes if argument is not skipped
+    )
     if name in GATHERS and isinstance(skipped, fx.Node):
-        read += min(made_bytes, bytes_of(skipped.meta.get("val")))  # the rows that are picked, not the table
+        read += min(made_bytes, bytes_of(skipped.meta.get("val"), sizes))  # the rows that are picked, not the table
     return read

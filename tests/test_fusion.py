@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from recompile.dataflow import dataflow_of
 from recompile.fusion import fuse, fusion_facts, loop_shape, store_ops, stored_buffers
-from tests.notation import annotated, joint
+from tests.notation import annotated
 
 
 def facts_of(text, device="meta"):
@@ -229,9 +229,6 @@ def test_on_the_cpu_every_reduced_row_is_a_loop():
     ],
 )
 def test_a_reduction_loops_over_its_results_and_the_elements_of_each(op, outer, inner, reduces_rows):
-    from recompile.work import kind_of
-
-    node = joint(f"x = input 2x3x4\ny = {op}\nreturn y |").node["y"]
-    numel = node.meta["val"].numel()
-    shape = loop_shape(node, kind_of(node), numel)
+    notes = annotated(f"x = input 2x3x4\ny = {op}\nreturn y |").notes
+    shape = loop_shape(next(node for node in notes if node.name == "y"), notes)
     assert (shape.outer, shape.inner, shape.reduces_rows, shape.numel) == (outer, inner, reduces_rows, outer * inner)

@@ -36,7 +36,7 @@ def report_of(text=CHAIN, budget=None, planner="mincut"):
     saved = frozenset(timeline.flow.index[choice.node] for choice in plan.saved if choice.node.op != "placeholder")
     return report_graph(
         graph, plan, timeline.simulate(saved), planner=planner, hardware="planner-h100", budget=repr(budget),
-        budget_bytes=resolved.peak_bytes, planning_seconds=0.25,
+        budget_bytes=resolved.peak_bytes, planning_seconds=0.25, sizes=(), limits=(),
     )  # fmt: skip
 
 
@@ -147,7 +147,7 @@ def test_an_explanation_as_json_has_the_totals_and_all_graphs(kept):
     data = json.loads(json.dumps(two_graphs(kept).to_json()))
     graphs = data.pop("graphs")
     assert data == {
-        "schema": 1, "peak_bytes": 145, "saved_bytes": 75, "recompute_flops": 11, "step_seconds": 1.5,
+        "schema": 2, "peak_bytes": 145, "saved_bytes": 75, "recompute_flops": 11, "step_seconds": 1.5,
         "notes": ["a note"],
     }  # fmt: skip
     assert [graph["peak_bytes"] for graph in graphs] == [100, 50]

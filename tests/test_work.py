@@ -10,7 +10,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import recompile.torch_private  # noqa: F401  registers Inductor's prims
 from recompile.joint import Kind, Work
-from recompile.work import UNBACKED_SIZE, bytes_of, hint_of, kind_of, num_elements, storage_bytes_of, work_of
+from recompile.sizes import AT_HINTS, UNBACKED_SIZE
+from recompile.work import bytes_of, kind_of, num_elements, storage_bytes_of, work_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -177,8 +178,8 @@ def test_a_copy_between_devices_is_not_fused():
 def test_a_symbolic_size_counts_at_its_hint_and_one_that_depends_on_data_at_the_stated_guess():
     unbacked = ShapeEnv().create_unbacked_symint()
     node = last_of(lambda x: aten.exp.default(x), X, mode="symbolic")
-    assert [hint_of(size) for size in node.meta["val"].shape] == [4, 6]
-    assert [hint_of(7), hint_of(unbacked)] == [7, UNBACKED_SIZE]
+    assert AT_HINTS.shape(node.meta["val"]) == (4, 6)
+    assert [AT_HINTS.number(7), AT_HINTS.number(unbacked)] == [7, UNBACKED_SIZE]
 
 
 def test_an_expanded_tensor_touches_its_storage_once():

@@ -12,9 +12,8 @@ import torch.fx as fx
 from recompile.joint import Annotation, Choice, JointGraph, Plan
 from recompile.rules import source_line
 from recompile.timeline import Simulation
-from recompile.work import hint_of
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +58,7 @@ class GraphReport:
     planning_seconds: float
     ended_by: str  # why Dynamo ended the graph: "" for its natural end
     sizes: tuple[str, ...]  # symbolic sizes and the values that the plan was made for: "s77=64"
+    limits: tuple[tuple[str, int], ...]  # up to which of them it keeps a budget in bytes and serves: ("s77", 80)
     values: tuple[ValueRow, ...]
     timeline: tuple[tuple[str, str, int], ...]  # (phase, node, live bytes)
 
@@ -79,8 +79,9 @@ class GraphReport:
             ValueRow(**{**row, "shape": tuple(row["shape"]), "inputs": tuple(row["inputs"])}) for row in data["values"]
         )
         moments = tuple(tuple(moment) for moment in data["timeline"])
+        limits = tuple((name, limit) for name, limit in data["limits"])
         plain = {f.name: data[f.name] for f in fields(cls)}
-        return cls(**{**plain, "values": rows, "timeline": moments, "sizes": tuple(data["sizes"])})
+        return cls(**{**plain, "values": rows, "timeline": moments, "sizes": tuple(data["sizes"]), "limits": limits})
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ class Explanation:
 
 def report_graph(
     joint: JointGraph, plan: Plan, simulation: Simulation, *, planner: str, hardware: str, budget: str,
-    budget_bytes: int | None, planning_seconds: float,
+    budget_bytes: int | None, planning_seconds: float, sizes: tuple[str, ...], limits: tuple[tuple[str, int], ...],
 ) -> GraphReport:  # fmt: skip
     """The report of one planned graph."""
     decided = {choice.node: ("saved", choice) for choice in plan.saved}
@@ -165,16 +166,11 @@ def report_graph(
         step_seconds=plan.step_seconds,
         planning_seconds=planning_seconds,
         ended_by="",
-        sizes=symbolic_sizes(nodes),
+        sizes=sizes,
+        limits=limits,
         values=rows,
         timeline=tuple((m.phase, nodes[m.node].name, m.live_bytes) for m in simulation.moments),
     )
-
-
-def symbolic_sizes(nodes: Sequence[fx.Node]) -> tuple[str, ...]:
-    """The sizes that a graph takes as inputs, each with the value that it was traced and planned at."""
-    inputs = [node.meta.get("val") for node in nodes if node.op == "placeholder"]
-    return tuple(f"{size}={hint_of(size)}" for size in inputs if isinstance(size, torch.SymInt))
 
 
 def value_row(

@@ -52,15 +52,21 @@ def graph_text(graph: GraphReport, number: int, count: int) -> str:
     if graph.ended_by:
         head.append(f"  ends at a graph break: {graph.ended_by}")
     if graph.sizes:
-        head.append(
-            f"  planned at the sizes {', '.join(graph.sizes)}; larger ones run the same plan and need more memory"
-        )
+        head.append(f"  planned at the sizes {', '.join(graph.sizes)}; {reach_text(graph)}")
     kept = [row for row in graph.saved if row.kind != "input"]
     inputs = [row for row in graph.saved if row.kind == "input"]
     head.append(f"  {len(inputs)} inputs and parameters are read again in backward; they are allocated anyway")
     saved = _table(f"saved: {len(kept)} values", kept, key=lambda row: row.size_bytes)
     again = _table(f"recomputed: {len(graph.recomputed)} ops", graph.recomputed, key=lambda row: row.seconds)
     return "\n".join([*head, saved, again])
+
+
+def reach_text(graph: GraphReport) -> str:
+    """What happens at larger sizes."""
+    if graph.limits:
+        limits = ", ".join(f"{name}<={limit}" for name, limit in graph.limits)
+        return f"the plan keeps the budget and serves up to {limits}, larger ones are planned anew"
+    return "larger ones run the same plan and need more memory"
 
 
 def joint_graph_table(joint: JointGraph) -> str:

@@ -16,7 +16,7 @@ LENGTH, WIDTH = 4, 8
 SIZES = (3, 5, 9)
 PLANS = [
     *((share, "mincut") for share in SHARES),
-    (20_000, "mincut"),
+    (200_000, "mincut"),
     (None, "full"),
     (None, "save_all"),
     (None, "stock"),
