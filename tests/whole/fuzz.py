@@ -93,7 +93,7 @@ def check(program: Program, fallback_random: bool, plan_seed: int) -> None:
     try:
         actual = trained(program, lambda model: torch.compile(model, backend=backend))
     except Exception as error:
-        if can_be_traced(program, fallback_random):
+        if by_pytorch(program, fallback_random) is not None:
             raise
         raise NotComparable(f"PyTorch: {str(error)[:60]}") from None
     if fallback_random or not program.is_random:
@@ -103,15 +103,14 @@ def check(program: Program, fallback_random: bool, plan_seed: int) -> None:
             check_plans(graph, plan_seed)
 
 
-def can_be_traced(program: Program, fallback_random: bool) -> bool:
-    """Whether the step runs where PyTorch's own partitioner splits the graphs."""
+def by_pytorch(program: Program, fallback_random: bool) -> Outcome | None:
+    """The step where PyTorch's own partitioner splits the graphs; None where it does not run."""
     torch._dynamo.reset()
     backend = interpreted(min_cut_rematerialization_partition, fallback_random)
     try:
-        trained(program, lambda model: torch.compile(model, backend=backend))
+        return trained(program, lambda model: torch.compile(model, backend=backend))
     except Exception:
-        return False
-    return True
+        return None
 
 
 def assert_like_eager(program: Program, actual: Outcome, eager: Outcome) -> None:
@@ -124,6 +123,9 @@ def assert_like_eager(program: Program, actual: Outcome, eager: Outcome) -> None
     disturbed = [trained(program, noise=noise) for noise in (1, 2, 3)]
     unstable = {name for other in disturbed for name in differences(program, other, eager)}
     different = [name for name in different if name not in unstable]
+    if different and program.is_random:  # AOTAutograd draws into a strided tensor in another order than eager
+        pytorch = by_pytorch(program, fallback_random=True)
+        different = list(different if pytorch is None else set(different) & set(differences(program, actual, pytorch)))
     assert not different, f"unlike eager: {', '.join(different)}\n{actual.values}\n{eager.values}"
 
 
