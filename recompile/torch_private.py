@@ -214,9 +214,9 @@ def _is_integer(number: Any) -> bool:
     return isinstance(number, int | sympy.Integer)  # a nested tensor's ragged size has a singleton for a hint
 
 
-def _upper_bound(env: Any, expression: Any) -> int | None:
-    upper = env.bound_sympy(expression).upper
-    return int(upper) if _is_integer(upper) else None
+def _upper_bound(env: Any, symbol: Any) -> int | None:
+    known = env.var_to_range.get(symbol)
+    return int(known.upper) if known is not None and _is_integer(known.upper) else None
 
 
 def _declared_maxima(env: Any) -> dict[Any, int]:

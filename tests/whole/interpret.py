@@ -177,9 +177,9 @@ class Partition:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.set_rng_state(random_state)
             outputs = self.run_forward(list(primals))
-            sizes = [value for value in self.saved if not isinstance(value, torch.Tensor)]
-            tensors = [value for value in self.saved if isinstance(value, torch.Tensor)]
-            gradients = self.run_backward([*sizes, *tensors, *map(copied, tangents)])
+            sizes = [value for value in self.saved if isinstance(value, int | float)]
+            others = [value for value in self.saved if not isinstance(value, int | float)]  # tensors, then objects
+            gradients = self.run_backward([*sizes, *others, *map(copied, tangents)])
         return Step(self, list(outputs[: len(outputs) - self.num_saved]), list(gradients), primals)
 
 
