@@ -147,7 +147,7 @@ def resolve(hardware: str | os.PathLike | Mapping[str, Any] | Hardware | None, d
     if isinstance(hardware, Mapping):
         return Hardware.from_json(hardware, "option 'hardware'")
     if isinstance(hardware, str) and hardware.lower() == "cpu":
-        return cpu_hardware()
+        return detect(torch.device("cpu"))
     if isinstance(hardware, str) and hardware.lower() in named_hardware():
         return named_hardware()[hardware.lower()]
     if isinstance(hardware, os.PathLike) or (isinstance(hardware, str) and hardware.endswith(".json")):
@@ -166,8 +166,28 @@ def read_hardware(path: Path) -> Hardware:
     return Hardware.from_json(values, f"option 'hardware': '{path}'")
 
 
-def detect(device: torch.device) -> Hardware:
-    """The Hardware of a device of this machine, from its name and properties; nothing is timed."""
+def detect(device: str | torch.device | None = None) -> Hardware:
+    """The Hardware of a device of this machine: as ``calibrate`` measured it, else nominal. Nothing is timed here.
+
+    None: the current CUDA device if there is one, else the CPU. Raises ValueError for a device that is not there.
+    """
+    from recompile.calibration import default_device, stored_path
+
+    target = torch.device(device) if device is not None else default_device()
+    value = nominal(target)
+    stored = stored_path(target)
+    return read_hardware(stored) if stored.exists() else value
+
+
+def calibrate(device: str | torch.device | None = None, path: str | os.PathLike | None = None) -> Hardware:
+    """Measure this machine's device and store the figures; see ``recompile.calibration.calibrate``."""
+    from recompile.calibration import calibrate
+
+    return calibrate(device, path)
+
+
+def nominal(device: torch.device) -> Hardware:
+    """The Hardware of a device of this machine, from its name and properties."""
     if device.type == "cpu":
         return cpu_hardware()
     if device.type == "cuda" and torch.cuda.is_available():
