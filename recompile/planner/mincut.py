@@ -74,6 +74,14 @@ class Search:
         assert chosen is not None, "the floor fits, so something fits"
         return chosen
 
+    def frontier(self, num_limits: int) -> list[Candidate]:
+        """All plans that no other beats, after filling gaps at evenly spaced budgets; from the smallest peak up."""
+        found = self.pool.frontier()
+        floor, ceiling = found[0].peak_bytes, found[-1].peak_bytes
+        for step in range(1, num_limits):
+            self._fill_gap_at(floor + step * (ceiling - floor) // num_limits)
+        return self.pool.frontier()
+
     def _fill_gap_at(self, limit: int) -> None:
         """Mix plans that fit with faster ones that don't, so that the memory between them is used."""
         for _ in range(MAX_FILLED_GAPS):

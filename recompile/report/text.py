@@ -16,6 +16,7 @@ from recompile.report.explanation import GraphReport, ValueRow, value_row
 from recompile.units import format_bytes, format_flop, format_seconds
 
 if TYPE_CHECKING:
+    from recompile.frontier import Frontier
     from recompile.joint import JointGraph
     from recompile.report.explanation import Explanation
 
@@ -59,6 +60,22 @@ def graph_text(graph: GraphReport, number: int, count: int) -> str:
     saved = _table(f"saved: {len(kept)} values", kept, key=lambda row: row.size_bytes)
     again = _table(f"recomputed: {len(graph.recomputed)} ops", graph.recomputed, key=lambda row: row.seconds)
     return "\n".join([*head, saved, again])
+
+
+def frontier_table(frontier: Frontier) -> str:
+    """One row a plan, from the smallest peak to the fastest."""
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for title in ("peak", "step", "slower than fastest", "saved", "recomputed"):
+        table.add_column(title, justify="right", no_wrap=True)
+    fastest = min((point.step_seconds for point in frontier.points), default=0.0)
+    for point in frontier.points:
+        slower = point.step_seconds / fastest - 1 if fastest else 0.0
+        table.add_row(
+            format_bytes(point.peak_bytes), format_seconds(point.step_seconds), f"{slower:.1%}",
+            format_bytes(point.saved_bytes), format_flop(point.recompute_flops),
+        )  # fmt: skip
+    head = f"recompile: {len(frontier.points)} plans on {frontier.hardware}; peaks over what forward starts with"
+    return f"{head}\n{_render(table)}"
 
 
 def reach_text(graph: GraphReport) -> str:
