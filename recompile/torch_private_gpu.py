@@ -1,0 +1,384 @@
+"""PyTorch's and Triton's private parts behind the GPU dry run: Inductor's lowering for a GPU that is not there.
+
+With ``torch_private_trace`` and ``torch_private`` the only files that import them. Written against torch 2.11 to 2.14
+and Triton 3.6 to 3.8.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import pathlib
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._inductor.config as inductor_config
+import torch.fx as fx
+import torch.utils._triton as torch_triton
+from torch._dynamo import device_interface
+from torch._dynamo.convert_frame import compile_lock
+from torch._inductor import compile_fx, ir
+from torch._inductor import utils as inductor_utils
+from torch._inductor.debug import DebugContext
+from torch._inductor.fx_passes import post_grad
+from torch._inductor.graph import GraphLowering
+from torch._inductor.runtime.hints import DeviceProperties
+from torch._inductor.scheduler import BaseSchedulerNode, ExternKernelSchedulerNode, NopKernelSchedulerNode
+from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+
+from recompile.chip import MAX_THREADS_PER_BLOCK, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE, Chip
+
+GPU = torch.device("cuda:0")
+CUDA_TYPE, META_TYPE = 1, 14  # c10::DeviceType
+DEVICE_GUARDS_SYMBOL = "_ZN3c104impl26device_guard_impl_registryE"
+
+
+# The device that is not there
+
+
+def properties_of(chip: Chip) -> types.SimpleNamespace:
+    """A chip in the words of ``torch.cuda.get_device_properties``."""
+    return types.SimpleNamespace(
+        name=chip.device_name,
+        major=chip.capability[0],
+        minor=chip.capability[1],
+        multi_processor_count=chip.num_multiprocessors,
+        max_threads_per_multi_processor=chip.max_threads_per_multiprocessor,
+        max_threads_per_block=MAX_THREADS_PER_BLOCK,
+        regs_per_multiprocessor=REGISTERS_PER_MULTIPROCESSOR,
+        shared_memory_per_block_optin=chip.shared_bytes_per_block,
+        warp_size=WARP_SIZE,
+    )
+
+
+class _AbsentCuda(device_interface.CudaInterface):
+    """CUDA's interface for Inductor; what it knows it asks of ``torch.cuda``, which answers for the absent GPU."""
+
+    class Worker(device_interface.CudaInterface.Worker):
+        @staticmethod
+        def current_device() -> int:
+            return 0
+
+        @staticmethod
+        def get_device_properties(device: Any = None) -> Any:
+            return torch.cuda.get_device_properties(device)
+
+    @staticmethod
+    def current_device() -> int:
+        return 0
+
+    @staticmethod
+    def device_count() -> int:
+        return 1
+
+    @staticmethod
+    def get_device_properties(device: Any = None) -> Any:
+        return torch.cuda.get_device_properties(device)
+
+
+class _AbsentDriver:
+    """Triton's driver as far as a compiler asks: the target, and nothing that would run."""
+
+    def __init__(self, chip: Chip):
+        self.chip = chip
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.chip.architecture, WARP_SIZE)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return GPU
+
+
+def answers_of(chip: Chip) -> dict[str, Callable[..., Any]]:
+    """What functions of ``torch.cuda`` return for the chip, by name."""
+    properties = properties_of(chip)
+    return {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_properties": lambda device=None: properties,
+        "get_device_capability": lambda device=None: chip.capability,
+        "get_device_name": lambda device=None: chip.device_name,
+        "get_rng_state": lambda device="cuda": torch.empty(0, dtype=torch.uint8),  # lowering keeps and puts it back
+        "set_rng_state": lambda state, device="cuda": None,
+    }
+
+
+def for_this_thread(pretended: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that answers one way to the thread that made it, and to all others as ever."""
+    owner = threading.get_ident()
+
+    @functools.wraps(real)
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        return (pretended if threading.get_ident() == owner else real)(*args, **kwargs)
+
+    return answer
+
+
+@contextmanager
+def absent_gpu(chip: Chip) -> Iterator[None]:
+    """While it runs, this thread finds a CUDA device that is the chip, though there is none; then all is as before.
+
+    Nothing can be computed on it: it is there for fake tensors and for code generation. It holds Dynamo's compile lock:
+    another thread's compilation, or dry run, waits. Raises RuntimeError inside itself, and where CUDA is in use.
+    """
+    with compile_lock, ExitStack() as stack:
+        if torch.cuda.is_initialized() or device_interface.get_interface_for_device("cuda") is _AbsentCuda:
+            raise RuntimeError("the GPU dry run needs a process that does not use CUDA, and cannot run inside itself")
+        post_grad.lazy_init()  # registers patterns once a process: while the truth is told
+        forget_devices()
+        stack.callback(forget_devices)
+        for name, pretended in answers_of(chip).items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, for_this_thread(pretended, getattr(torch.cuda, name))))
+        interfaces = dict.fromkeys(("cuda", "cuda:0"), _AbsentCuda)
+        stack.enter_context(mock.patch.dict(device_interface.device_interfaces, interfaces))
+        stack.enter_context(mock.patch.dict(device_interface.caching_worker_device_properties))
+        stack.enter_context(mock.patch.object(compile_fx, "get_cuda_device_context", lambda module: nullcontext()))
+        stack.enter_context(harmless_device_guard())
+        stack.enter_context(absent_driver(chip))
+        yield
+
+
+@contextmanager
+def harmless_device_guard() -> Iterator[None]:
+    """Lets operators and indexing touch fake CUDA tensors in a build of torch without CUDA.
+
+    Such a build has no device guard for CUDA and refuses (``FakeTensorMode`` gives one that does nothing to builds with
+    CUDA only), so the one of meta tensors, which does nothing either, stands in for it. The table is c10's, by
+    DeviceType (c10/core/DeviceType.h, c10/core/impl/DeviceGuardImplInterface.h); Python has no other access to it.
+    """
+    guards = device_guards()
+    if guards is None or guards[CUDA_TYPE] is not None:
+        yield
+        return
+    guards[CUDA_TYPE] = guards[META_TYPE]
+    try:
+        yield
+    finally:
+        guards[CUDA_TYPE] = None
+
+
+def device_guards() -> Any | None:
+    """c10's table of device guards as an array of pointers; None where the library does not show it."""
+    folder = pathlib.Path(torch.__file__).parent / "lib"
+    library = next((file for file in (folder / "libc10.so", folder / "libc10.dylib") if file.exists()), None)
+    try:
+        return (ctypes.c_void_p * (META_TYPE + 1)).in_dll(ctypes.CDLL(str(library)), DEVICE_GUARDS_SYMBOL)
+    except (OSError, ValueError):
+        return None
+
+
+@contextmanager
+def absent_driver(chip: Chip) -> Iterator[None]:
+    """Triton compiles for the chip while it runs."""
+    from triton.runtime.driver import driver
+
+    active = driver._active  # reading driver.active would look for a real one
+    driver.set_active(_AbsentDriver(chip))
+    try:
+        yield
+    finally:
+        driver._active = active
+
+
+def forget_devices() -> None:
+    """Empty the caches in which torch keeps what it once found out about devices."""
+    DeviceProperties.create.cache_clear()
+    for module in (torch_triton, inductor_utils):
+        for value in list(vars(module).values()):
+            if hasattr(value, "cache_clear"):
+                value.cache_clear()
+
+
+# Lowering
+
+# What must not be left to the user's settings: each would run something on the device, or emit another kind of program.
+LOWERING_PATCHES = {
+    "autotune_local_cache": False,
+    "bundle_triton_into_fx_graph_cache": False,
+    "compile_threads": 1,
+    "coordinate_descent_tuning": False,
+    "cpp_wrapper": False,
+    "max_autotune": False,
+    "max_autotune_gemm": False,
+    "max_autotune_pointwise": False,
+    "memory_planning": False,
+    "triton.autotune_at_compile_time": False,
+    "triton.cudagraphs": False,
+}
+
+
+@dataclass(frozen=True)
+class LoweredKernel:
+    """One of the scheduler's steps in the program's order.
+
+    ``buffers``: names of what it writes, in the words of the program. ``moved_bytes``: what it must at least read and
+    write. ``origins``: the ops of the graph that it computes.
+    """
+
+    buffers: frozenset[str]
+    is_extern: bool
+    moved_bytes: int
+    origins: tuple[fx.Node, ...]
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """What Inductor made of one graph.
+
+    ``result_bytes``: for each name that a library call's result gets, the bytes of the tensors in it. ``extern_ops``:
+    the op behind such a name. ``output_strides``: per output, None where it is no tensor.
+    """
+
+    source: str
+    kernels: tuple[LoweredKernel, ...]
+    result_bytes: Mapping[str, tuple[int, ...]]
+    extern_ops: Mapping[str, fx.Node]
+    output_strides: tuple[tuple[int, ...] | None, ...]
+
+
+class _Captured(BaseException):
+    """Carries generated code out of Inductor before it is loaded; no ``except Exception`` may keep it."""
+
+    def __init__(self, lowered: Lowered):
+        super().__init__("captured")
+        self.lowered = lowered
+
+
+def lower(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    chip: Chip,
+    state: Any,
+    is_backward: bool,
+    user_visible_outputs: Sequence[int],
+    static_inputs: Sequence[int],
+    config_patches: Mapping[str, Any],
+) -> Lowered:
+    """Inductor's program for a graph whose values lie on ``GPU``. The module is changed: Inductor's passes edit it.
+
+    ``inputs``: fake tensors, one a placeholder. ``state``: the fake mode and tracing context it was traced in.
+    ``user_visible_outputs``: positions of outputs whose strides must stay as they are. Inductor's steps from here to
+    the text of the program are all its own (``codegen_and_compile``); only loading the text is left out.
+    """
+    module.graph.output_node().meta["user_visible_output_idxs"] = list(user_visible_outputs)
+    settings = {
+        "cudagraphs": inductor_utils.BoxedBool(False),
+        "static_input_idxs": list(static_inputs),
+        "is_backward": is_backward,
+        "is_inference": False,
+        "graph_id": 0,
+    }
+    with (
+        absent_gpu(chip),
+        inductor_config.patch({**config_patches, **LOWERING_PATCHES}),
+        state.entered(),
+        disable_current_modes(),
+        DebugContext(),
+        mock.patch.object(GraphLowering, "compile_to_module", _capture),
+    ):
+        try:
+            compile_fx._InProcessFxCompile().codegen_and_compile(module, list(inputs), (), settings)
+        except _Captured as captured:
+            return captured.lowered
+    raise RuntimeError("Inductor made no program: it did not come to compile_to_module")
+
+
+def _capture(graph: GraphLowering) -> Any:
+    """In place of ``GraphLowering.compile_to_module``: take the program and the facts about it, and leave."""
+    wrapper, _ = graph.codegen()
+    kernels = tuple(_kernel_facts(node) for node in graph.scheduler.nodes if not _runs_nothing(node))
+    externs = {buffer.get_name(): buffer for buffer in graph.buffers if isinstance(buffer, ir.ExternKernel)}
+    results = {name: _result_bytes(buffer) for name, buffer in externs.items()}
+    ops = {name: buffer.get_origin_node() for name, buffer in externs.items()}
+    strides = tuple(_strides_of(output) for output in graph.graph_outputs)
+    raise _Captured(Lowered(wrapper.value, kernels, results, {n: op for n, op in ops.items() if op is not None}, strides))
+
+
+def _runs_nothing(node: BaseSchedulerNode) -> bool:
+    is_picking = isinstance(node, ExternKernelSchedulerNode) and isinstance(node.node, ir.MultiOutput)
+    return is_picking or isinstance(node, NopKernelSchedulerNode)
+
+
+def _kernel_facts(node: BaseSchedulerNode) -> LoweredKernel:
+    written = {name for output in node.get_outputs() for name in [output.get_name(), *output.get_mutations()]}
+    origins = {origin: None for member in node.get_nodes() if member.node is not None for origin in member.node.get_origins()}
+    return LoweredKernel(
+        buffers=frozenset(written),
+        is_extern=isinstance(node, ExternKernelSchedulerNode),
+        moved_bytes=int(node.get_read_write_buffers_sizes()),
+        origins=tuple(origins),
+    )
+
+
+def _result_bytes(buffer: ir.ExternKernel) -> tuple[int, ...]:
+    """Bytes of each tensor that a library call returns, 0 for what is none."""
+    if isinstance(buffer.get_output_spec(), ir.FixedLayout | ir.FlexibleLayout):
+        layout = buffer.get_layout()
+        return (int(layout.storage_size()) * layout.dtype.itemsize,)
+    origin = buffer.get_origin_node()
+    made = origin.meta.get("val") if origin is not None else None
+    made = made if isinstance(made, tuple | list) else (made,)
+    return tuple(val.untyped_storage().nbytes() if isinstance(val, torch.Tensor) else 0 for val in made)
+
+
+def _strides_of(output: Any) -> tuple[int, ...] | None:
+    if not isinstance(output, ir.IRNode) or not output.has_tensor_output():
+        return None
+    return tuple(int(stride) for stride in output.get_layout().stride)
+
+
+# Compiling kernels
+
+
+def compile_kernel(source: str, chip: Chip) -> dict[str, Any]:
+    """What Triton makes of a kernel's text for the chip: ``{"ptx": str, "cubin": bytes, ...}``.
+
+    Of the configurations that Inductor would try on the device, the first is compiled. Raises what Triton raises.
+    """
+    import triton
+    from torch._inductor.runtime import triton_helpers
+
+    made: list[Any] = []
+    compile_for_target = triton.compile
+
+    def keep(*args: Any, **kwargs: Any) -> Any:
+        made.append(compile_for_target(*args, **kwargs))
+        raise _Compiled
+
+    with (
+        absent_gpu(chip),
+        mock.patch.object(triton, "compile", keep),
+        mock.patch.object(triton_helpers, "set_driver_to_gpu", lambda: None),
+    ):
+        tuner = autotuner_of(source)
+        try:
+            tuner._precompile_config(tuner.configs[0])
+        except _Compiled:
+            return dict(made[0].asm)
+    raise RuntimeError("Inductor did not come to compile the kernel")
+
+
+class _Compiled(BaseException):
+    """Leaves Inductor before it would load a kernel."""
+
+
+def autotuner_of(source: str) -> Any:
+    """The object behind a kernel's text, made as Inductor's async_compile makes it."""
+    from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    module = PyCodeCache.load(source)
+    return next(value for value in vars(module).values() if isinstance(value, CachingAutotuner))
