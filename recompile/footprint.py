@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from recompile.units import format_bytes, parse_bytes
+from recompile.units import format_bytes
 from recompile.work import storage_bytes_of
 
 # State that an optimizer keeps for one byte of trainable parameter: torch.optim holds it in the parameter's dtype.
@@ -18,6 +19,7 @@ STATE_PER_PARAMETER_BYTE = {"adamw": 2.0, "adam": 2.0, "sgd": 0.0, "sgd-momentum
 CONTEXT_BYTES = 2**29
 # What cuBLAS takes through PyTorch's allocator at its first matmul: CUBLAS_WORKSPACE_CONFIG's default of
 # ":4096:2:16:8", 8 MiB and 128 KiB; 32 MiB from compute capability 9.0 (aten/src/ATen/cuda/CublasHandlePool.cpp).
+HOPPER = (9, 0)
 WORKSPACE_BYTES, WORKSPACE_BYTES_HOPPER = 8 * 2**20 + 2**17, 32 * 2**20
 # An assumption: share of the allocator's peak that lies in blocks of segments that nothing else fits into.
 FRAGMENTATION_SHARE = 0.03
@@ -43,6 +45,12 @@ class Footprint:
         held = self.parameter_bytes + self.buffer_bytes + self.batch_bytes + self.optimizer_bytes
         outside = self.workspace_bytes + self.context_bytes + self.fragmentation_bytes
         return held + max(self.step_bytes, self.gradient_bytes) + outside
+
+    def step_bytes_within(self, memory_bytes: int) -> int:
+        """The largest peak of the step with which the total stays within ``memory_bytes``; may be negative."""
+        held = self.parameter_bytes + self.buffer_bytes + self.batch_bytes + self.optimizer_bytes
+        allocated = (memory_bytes - self.workspace_bytes - self.context_bytes) / (1 + FRAGMENTATION_SHARE)
+        return math.floor(allocated) - held
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"total_bytes": self.total_bytes}
@@ -85,7 +93,7 @@ def footprint(
     step_bytes: int,
     optimizer: str | float = "adamw",
     *,
-    capability: tuple[int, int] = (9, 0),
+    capability: tuple[int, int] = HOPPER,
     context_bytes: int = CONTEXT_BYTES,
 ) -> Footprint:
     """Itemise. ``step_bytes``: the predicted peak of the step; ``batch``: its inputs, on any device, meta included.
@@ -105,7 +113,7 @@ def footprint(
         optimizer_bytes=state_bytes,
         step_bytes=step_bytes,
         gradient_bytes=trainable_bytes,
-        workspace_bytes=WORKSPACE_BYTES_HOPPER if capability >= (9, 0) else WORKSPACE_BYTES,
+        workspace_bytes=WORKSPACE_BYTES_HOPPER if capability >= HOPPER else WORKSPACE_BYTES,
         context_bytes=context_bytes,
         fragmentation_bytes=int(FRAGMENTATION_SHARE * allocated),
     )
@@ -113,8 +121,3 @@ def footprint(
 
 def _tensors(batch: Any) -> Iterable[torch.Tensor]:
     return (leaf for leaf in torch.utils._pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))
-
-
-def as_bytes(memory: int | str) -> int:
-    """Bytes, or text such as "80GB"."""
-    return parse_bytes(memory) if isinstance(memory, str) else int(memory)

@@ -17,7 +17,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -75,6 +75,11 @@ class Program:
     saved_bytes: int  # what forward leaves for backward and nobody else holds
     forward_source: str
     backward_source: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values: totals, the emitted text of both halves, and the kernels in order."""
+        totals = ("peak_bytes", "num_launches", "moved_bytes", "flop", "seconds", "blas_workspace_bytes")
+        return {**{name: getattr(self, name) for name in totals}, **asdict(self)}
 
     @property
     def peak_bytes(self) -> int:

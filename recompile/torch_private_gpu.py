@@ -140,7 +140,9 @@ def absent_gpu(chip: Chip) -> Iterator[None]:
         forget_devices()
         stack.callback(forget_devices)
         for name, pretended in answers_of(chip).items():
-            stack.enter_context(mock.patch.object(torch.cuda, name, for_this_thread(pretended, getattr(torch.cuda, name))))
+            stack.enter_context(
+                mock.patch.object(torch.cuda, name, for_this_thread(pretended, getattr(torch.cuda, name)))
+            )
         interfaces = dict.fromkeys(("cuda", "cuda:0"), _AbsentCuda)
         stack.enter_context(mock.patch.dict(device_interface.device_interfaces, interfaces))
         stack.enter_context(mock.patch.dict(device_interface.caching_worker_device_properties))
@@ -304,7 +306,9 @@ def _capture(graph: GraphLowering) -> Any:
     results = {name: _result_bytes(buffer) for name, buffer in externs.items()}
     ops = {name: buffer.get_origin_node() for name, buffer in externs.items()}
     strides = tuple(_strides_of(output) for output in graph.graph_outputs)
-    raise _Captured(Lowered(wrapper.value, kernels, results, {n: op for n, op in ops.items() if op is not None}, strides))
+    raise _Captured(
+        Lowered(wrapper.value, kernels, results, {n: op for n, op in ops.items() if op is not None}, strides)
+    )
 
 
 def _runs_nothing(node: BaseSchedulerNode) -> bool:
@@ -314,7 +318,9 @@ def _runs_nothing(node: BaseSchedulerNode) -> bool:
 
 def _kernel_facts(node: BaseSchedulerNode) -> LoweredKernel:
     written = {name for output in node.get_outputs() for name in [output.get_name(), *output.get_mutations()]}
-    origins = {origin: None for member in node.get_nodes() if member.node is not None for origin in member.node.get_origins()}
+    origins = {
+        origin: None for member in node.get_nodes() if member.node is not None for origin in member.node.get_origins()
+    }
     return LoweredKernel(
         buffers=frozenset(written),
         is_extern=isinstance(node, ExternKernelSchedulerNode),

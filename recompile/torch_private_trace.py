@@ -1,15 +1,15 @@
 """PyTorch's private parts behind tracing: one training step as Inductor's partitioner would get it on a GPU.
 
-Nothing is allocated. Three kinds of tensors without content take turns, because each step accepts one kind only:
+Nothing is allocated. Two kinds of tensors without content take turns:
 
-1. Dynamo captures the module with its parameters on ``meta``.
-2. AOTAutograd traces forward and backward on fake CPU tensors. On ``meta``, torch has kernels for some composite ops
-   (``nll_loss``) that hide them from autograd, and gradients come out as None; and autograd asks for a stream of fake
-   CUDA tensors, which ends the process on a build of torch without CUDA.
-3. Inductor's joint-graph passes and all that follows see fake tensors on ``cuda:0``.
+1. Dynamo captures the module, and AOTAutograd traces forward and backward, on fake CPU tensors. On ``meta``, torch has
+   kernels for some composite ops (``nll_loss``) that hide them from autograd, and gradients come out as None; and
+   autograd asks for a stream of fake CUDA tensors, which ends the process on a build of torch without CUDA.
+2. Inductor's joint-graph passes and all that follows see fake tensors on ``cuda:0``.
 
-What step 2 would otherwise take from the CPU is put right: attention is the op that the GPU would run, and the bias
-gradient of a convolution is a sum of its own. A tensor that the model makes on the CPU counts as on the GPU.
+What step 1 would otherwise take from the CPU is put right: attention is the op that the GPU would run, autocast casts
+what it would there, and the bias gradient of a convolution is a sum of its own. A tensor that the model makes on the
+CPU counts as on the GPU.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.fx_passes import joint_graph as joint_passes
 from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from recompile.attention import AttentionForGPU
+from recompile.autocast import autocast_of_gpu
 from recompile.torch_private_gpu import GPU, harmless_device_guard
 
-CPU, META = torch.device("cpu"), torch.device("meta")
+CPU = torch.device("cpu")
 
 TRACING_PATCHES = {"shape_padding": False}  # padding of matmuls is decided by a benchmark on the device
 
@@ -66,10 +68,15 @@ class JointTrace:
     user_visible_outputs: tuple[int, ...]
     state: TracingState
 
-    def split(self, partitioner: Callable[..., Any]) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Forward and backward by a partitioner, which gets a copy of the joint graph."""
+    def copied(self) -> fx.GraphModule:
+        """The joint graph, to be changed at will."""
         module = fx.GraphModule(self.module, copy.deepcopy(self.module.graph))
         module.meta.update(self.module.meta)
+        return module
+
+    def split(self, partitioner: Callable[..., Any]) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Forward and backward by a partitioner, which gets a copy of the joint graph."""
+        module = self.copied()
         inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
         with self.state.entered():
             return partitioner(
@@ -87,12 +94,19 @@ class _Traced(ShortenTraceback):
         super().__init__(first_useful_frame=None)
 
 
-def trace_joint(
-    model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], config_patches: Mapping[str, Any]
-) -> JointTrace | None:
-    """Trace ``model(*args, **kwargs)``, everything on ``meta``, up to the partitioner; None if nothing wants a gradient.
+def new_fake_mode() -> FakeTensorMode:
+    """Where the fake tensors of one trace belong."""
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
 
-    Raises what Dynamo raises, among it torch._dynamo.exc.Unsupported for a graph break.
+
+def trace_joint(
+    model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], mode: FakeTensorMode,
+    config_patches: Mapping[str, Any], autocast: torch.dtype | None,
+) -> JointTrace | None:  # fmt: skip
+    """Trace ``model(*args, **kwargs)``, on fake CPU tensors of ``mode``, up to the partitioner.
+
+    None if nothing wants a gradient. Raises what Dynamo raises, among it torch._dynamo.exc.Unsupported for a graph
+    break.
     """
     recorder = _Recorder()
 
@@ -103,7 +117,12 @@ def trace_joint(
 
     compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
     try:
-        with torch._dynamo.config.patch(recompile_limit=2**20, accumulated_recompile_limit=2**20), torch.enable_grad():
+        with (
+            torch._dynamo.config.patch(recompile_limit=2**20, accumulated_recompile_limit=2**20),
+            torch.enable_grad(),
+            autocast_of_gpu(autocast),
+            mode,
+        ):
             compiled(*args, **kwargs)
     except _Traced:
         pass
@@ -113,14 +132,10 @@ def trace_joint(
 def compile_on_cpu(
     captured: fx.GraphModule, inputs: Sequence[Any], recorder: _Recorder, config_patches: Mapping[str, Any]
 ) -> None:
-    """Inductor's own way from a captured graph to forward and backward, with fake CPU tensors for those on meta.
-
-    The graph is changed in place: a copy would not know which inputs are parameters.
-    """
-    mode = detect_fake_mode(inputs)
+    """Inductor's own way from a captured graph to forward and backward; autocast for CUDA becomes the CPU's."""
     for part in captured.modules():
         if isinstance(part, fx.GraphModule):
-            replace_devices(part.graph, lambda device: CPU if device.type == "meta" else device)
+            use_autocast_of_cpu(part.graph)
             part.recompile()
     patches = {**config_patches, **TRACING_PATCHES, "custom_partitioner_fn": recorder}
     with (
@@ -131,9 +146,14 @@ def compile_on_cpu(
         mock.patch.object(joint_passes, "UniformValueConstantFolder", FolderOnCPU),
         mock.patch.object(pattern_matcher, "aot_function", aot_function_on_cpu),
     ):
-        compile_fx.compile_fx(
-            captured, [with_device(value, META, CPU, mode) for value in inputs], inner_compile=recorder.inner_compile
-        )
+        compile_fx.compile_fx(captured, list(inputs), inner_compile=recorder.inner_compile)
+
+
+def use_autocast_of_cpu(graph: fx.Graph) -> None:
+    """Have ``torch.autocast("cuda", ...)`` in a captured graph be for the CPU, in place."""
+    for node in graph.nodes:
+        if node.target is torch.amp.autocast_mode._enter_autocast and node.args[0] == "cuda":
+            node.args = ("cpu", *node.args[1:])
 
 
 class _Recorder(CustomPartitionerFn):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx as fx
@@ -12,6 +12,10 @@ import torch.fx as fx
 from recompile.joint import Annotation, Choice, JointGraph, Plan
 from recompile.rules import source_line
 from recompile.timeline import Simulation
+
+if TYPE_CHECKING:
+    from recompile.footprint import Footprint
+    from recompile.gpu import Program
 
 SCHEMA_VERSION = 2
 
@@ -95,6 +99,8 @@ class Explanation:
     graphs: tuple[GraphReport, ...]
     notes: tuple[str, ...] = ()
     left_out: frozenset[int] = frozenset()  # places in ``graphs`` that the totals leave out
+    footprint: Footprint | None = None  # of ``recompile.plan``: all that training takes, itemised
+    program: Program | None = None  # of ``recompile.plan``: what Inductor emits for the GPU, with its peak and time
 
     @property
     def counted(self) -> tuple[GraphReport, ...]:
@@ -128,6 +134,7 @@ class Explanation:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for ``json.dumps``: totals, notes, and per graph every node with its decision and reason."""
+        ahead = {"footprint": self.footprint, "program": self.program}
         return {
             "schema": SCHEMA_VERSION,
             "peak_bytes": self.peak_bytes,
@@ -135,6 +142,7 @@ class Explanation:
             "recompute_flops": self.recompute_flops,
             "step_seconds": self.step_seconds,
             "notes": list(self.notes),
+            **{name: value.to_json() for name, value in ahead.items() if value is not None},
             "graphs": [graph.to_json() for graph in self.graphs],
         }
 

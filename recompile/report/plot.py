@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from recompile.frontier import Frontier
+    from recompile.tradeoff import Frontier
 
 INCHES = (7.0, 4.5)
 

@@ -16,9 +16,10 @@ from recompile.report.explanation import GraphReport, ValueRow, value_row
 from recompile.units import format_bytes, format_flop, format_seconds
 
 if TYPE_CHECKING:
-    from recompile.frontier import Frontier
+    from recompile.hardware import Hardware
     from recompile.joint import JointGraph
     from recompile.report.explanation import Explanation
+    from recompile.tradeoff import Frontier
 
 WIDTH = 400  # wide enough that nothing is cut; tables take what they need
 MAX_ROWS = 30
@@ -35,9 +36,42 @@ def explanation_text(explanation: Explanation) -> str:
         f"{format_flop(explanation.recompute_flops)} recomputed{several}",
         *explanation.notes,
     ]
+    if explanation.program is not None:
+        lines.append(program_text(explanation))
+    if explanation.footprint is not None:
+        lines += ["", str(explanation.footprint)]
     for number, graph in enumerate(explanation.graphs):
         lines.append(graph_text(graph, number, len(explanation.graphs)))
     return "\n".join(lines)
+
+
+def program_text(explanation: Explanation) -> str:
+    """Inductor's own program beside the prediction."""
+    program = explanation.program
+    peak = explanation.peak_bytes / program.peak_bytes - 1 if program.peak_bytes else 0.0
+    seconds = explanation.step_seconds / program.seconds - 1 if program.seconds else 0.0
+    return (
+        f"Inductor's program for {program.chip.device_name}: peak {format_bytes(program.peak_bytes)} (forward "
+        f"{format_bytes(program.forward_peak_bytes)}, backward {format_bytes(program.backward_peak_bytes)}), "
+        f"{program.num_launches} launches, {format_bytes(program.moved_bytes)} moved, "
+        f"{format_seconds(program.seconds)}; predicted here: peak {peak:+.1%}, time {seconds:+.1%} of it"
+    )
+
+
+def hardware_table(values: Iterable[Hardware]) -> str:
+    """One row a device; rates in TFLOP/s of dense matmuls."""
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column("name", no_wrap=True)
+    for title in ("float32", "bfloat16", "float8", "GB/s", "memory", "launch"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for value in values:
+        rates = dict(value.flop_per_s)
+        shown = [f"{rates[dtype] / 1e12:.4g}" if dtype in rates else "-" for dtype in ("float32", "bfloat16", "float8")]
+        table.add_row(
+            value.name, *shown, f"{value.byte_per_s / 1e9:.4g}", format_bytes(value.memory_bytes),
+            format_seconds(value.launch_s),
+        )  # fmt: skip
+    return f"dense TFLOP/s, memory bandwidth; sources are in --json\n{_render(table)}"
 
 
 def graph_text(graph: GraphReport, number: int, count: int) -> str:

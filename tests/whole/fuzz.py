@@ -1,13 +1,15 @@
 """Checks random training functions: eager's numbers, and the same bits whatever is saved and whatever is recomputed.
 
-``python -m tests.whole.fuzz --examples 10000 --seed 1`` looks further than the tests do; a program that fails is shown
-in its smallest form.
+``python -m tests.whole.fuzz --examples 10000 --seed 1`` looks further than the tests do, in processes of 250 examples
+each, for what Dynamo and Hypothesis keep of each example adds up; a program that fails is shown in its smallest form.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import random
+import sys
 import time
 import warnings
 from collections import Counter
@@ -33,6 +35,8 @@ from .interpret import RawPartitioner, Traced, interpreted, partitioner
 from .programs import LINES, Instruction, Program, example_inputs, numbers, rendered
 
 SEED = 7
+EXAMPLES_PER_PROCESS = 250
+SEEDS_PER_RUN = 1000  # a part's seed is the run's times this, plus its number
 PLANS = ((None, "full"), (None, "stock"), (None, "mincut"), (0.5, "mincut"), (0.0, "mincut"))
 NUM_RANDOM_PLANS = 2
 TOLERANCE = 1e-4  # of the largest number in a tensor: Inductor's decompositions round differently from eager's kernels
@@ -237,9 +241,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
     started = time.perf_counter()
-    seen = fuzz(asked.examples, asked.seed)
+    seen: Counter[str] = Counter()
+    context = multiprocessing.get_context("spawn")
+    num_parts = -(-asked.examples // EXAMPLES_PER_PROCESS)
+    for part in range(num_parts):
+        with context.Pool(1) as pool:
+            seed = SEEDS_PER_RUN * asked.seed + part
+            seen += pool.apply(fuzz, (min(EXAMPLES_PER_PROCESS, asked.examples - sum(seen.values())), seed))
+        print(f"{sum(seen.values())} examples, {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
     seconds = time.perf_counter() - started
-    print(f"seed {asked.seed}: {asked.examples} examples in {seconds:.0f} s, torch {torch.__version__}")
+    print(f"seed {asked.seed}: {sum(seen.values())} examples in {seconds:.0f} s, torch {torch.__version__}")
     for what, count in seen.most_common():
         print(f"{count:6} {what}")
 

@@ -105,8 +105,10 @@ def noisy(function):
 @pytest.mark.parametrize("function", RANDOM)
 def test_eagers_random_numbers_give_eagers_gradients(function):
     """CASES 2 with fallback_random: every kind of random op, against eager and between plans. The generator too
-    is left as eager leaves it: what the program draws next is the same."""
-    check(lambda: noisy(function), fallback_random=True)
+    is left as eager leaves it: what the program draws next is the same. torch 2.11 decomposes rrelu into draws of its
+    own, whoever splits the graph."""
+    like_eager = function is not rrelu or torch.__version__ >= "2.12"
+    check(lambda: noisy(function), fallback_random=True, like_eager=like_eager)
 
 
 @pytest.mark.parametrize("function", RANDOM)

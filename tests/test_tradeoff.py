@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from recompile.frontier import Frontier, FrontierPoint, frontier_of
+from recompile.tradeoff import Frontier, FrontierPoint, frontier_of
 from tests.notation import CHAIN, H100, annotated
 
 TWO = Frontier((FrontierPoint(2**30, 3e-3, 2**20, 5_000_000), FrontierPoint(3 * 2**30, 2e-3, 2**29, 0)), "h100")

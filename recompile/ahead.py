@@ -1,0 +1,161 @@
+"""Planning ahead of time: what a training step will need on a GPU that need not be there. Nothing runs.
+
+``plan`` answers for one budget, ``frontier`` for all of them; ``recompile.fit`` for the largest batch that fits.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from recompile import records
+from recompile.annotation import annotate
+from recompile.backend import Partitioner, inductor_patches, prepare
+from recompile.chip import CHIPS, Chip, chip_for
+from recompile.errors import OptionError
+from recompile.footprint import HOPPER, footprint
+from recompile.hardware import Hardware
+from recompile.hardware import resolve as resolve_hardware
+from recompile.joint import JointGraph
+from recompile.options import Options
+from recompile.report.explanation import Explanation
+from recompile.trace import JointTrace, trace_step
+from recompile.tradeoff import Frontier, frontier_of
+
+CPU = torch.device("cpu")
+
+
+def plan(
+    model: Callable[..., Any],
+    *args: Any,
+    hardware: str | Hardware,
+    memory_budget: float | int | str | None = None,
+    planner: str | Callable = "mincut",
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    autocast: torch.dtype | None = None,
+    optimizer: str | float = "adamw",
+    program: bool | None = None,
+    inductor: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Explanation:
+    """What ``torch.compile(model, backend="recompile")`` would decide for ``model(*args, **kwargs)`` on a GPU.
+
+    ``model``: a module in the mode that is meant (train or eval), or a function; its tensors and the arguments may be
+    real, fake or on meta, only their shapes and dtypes count, nothing of their size is allocated. ``hardware``: a name
+    (``"h100"``), a file or a Hardware. ``loss``: from the model's result to a scalar; without it all results are
+    outputs, as compiled. ``autocast``: the dtype of ``torch.autocast("cuda", dtype)`` around the call. ``optimizer``:
+    for the footprint, see ``recompile.footprint``. ``program``: whether to have Inductor emit its program for the GPU,
+    by default where the triton package is installed. ``inductor``: options of Inductor's.
+
+    The Explanation has one graph, ``.footprint``, and ``.program`` (a ``recompile.gpu.Program``). Raises OptionError
+    for a bad option, BudgetError when no plan fits, ValueError where nothing wants a gradient, and what Dynamo raises,
+    with the place, where the model cannot be traced in one graph.
+    """
+    target = gpu(hardware)
+    options = gpu_options(target, memory_budget, planner, inductor)
+    chip = chip_of(target, program)
+    trace = trace_step(with_loss(model, loss), args, kwargs, dict(options.inductor), autocast)
+    return explained(trace, options, target, model, (args, kwargs), optimizer, chip)
+
+
+def explained(
+    trace: JointTrace, options: Options, hardware: Hardware, model: Any, batch: Any, optimizer: str | float,
+    chip: Chip | None,
+) -> Explanation:  # fmt: skip
+    """Plan a traced step, itemise its memory, and with a chip emit the program."""
+    with records.recording() as reports:
+        forward, backward = trace.split(Partitioner(options, hardware))
+    explanation = Explanation((reports[-1],))
+    if chip is not None:
+        from recompile.gpu import program_for
+
+        emitted = program_for(forward, backward, trace, hardware, chip, inductor_patches(options))
+        explanation = replace(explanation, program=emitted)
+    if isinstance(model, torch.nn.Module):
+        capability = CHIPS[hardware.name].capability if hardware.name in CHIPS else HOPPER
+        needed = footprint(model, batch, explanation.peak_bytes, optimizer, capability=capability)
+        explanation = replace(explanation, footprint=needed)
+    return explanation
+
+
+def frontier(
+    model: Callable[..., Any],
+    *args: Any,
+    hardware: str | Hardware,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    autocast: torch.dtype | None = None,
+    inductor: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Frontier:
+    """The whole trade-off between peak and time of ``model(*args, **kwargs)`` on a GPU; arguments as for ``plan``."""
+    target = gpu(hardware)
+    options = gpu_options(target, None, "mincut", inductor)
+    trace = trace_step(with_loss(model, loss), args, kwargs, dict(options.inductor), autocast)
+    return frontier_of(annotated(trace, target), target)
+
+
+def annotated(trace: JointTrace, hardware: Hardware) -> JointGraph:
+    """The facts about a traced step, as the backend's partitioner sees them."""
+    module = trace.copied()
+    prepare(module, trace.num_fwd_outputs)
+    placeholders = module.graph.find_nodes(op="placeholder")
+    return annotate(module, trace.num_fwd_outputs, hardware, [placeholders[i] for i in trace.static_inputs])
+
+
+# Options
+
+
+def gpu(hardware: str | Hardware) -> Hardware:
+    """The hardware that is planned for; refused if it is none, or the CPU."""
+    try:
+        value = resolve_hardware(hardware, CPU) if hardware is not None else None
+    except ValueError as error:
+        raise OptionError(str(error)) from None
+    if value is None or value.name == "cpu":
+        raise OptionError(
+            f"hardware={hardware!r}: planning ahead is for GPUs; give a name such as 'h100', a JSON file or a "
+            f"Hardware. For this machine's CPU compile the model and ask recompile.explain()"
+        )
+    return value
+
+
+def gpu_options(
+    hardware: Hardware, memory_budget: float | int | str | None, planner: str | Callable, inductor: Mapping | None
+) -> Options:
+    """Checked options of the backend; "auto" is the whole of a GPU that nothing else uses."""
+    if memory_budget == "auto":
+        raise OptionError("memory_budget='auto' asks a device what is free: give bytes, or ask recompile.max_batch()")
+    given = {"memory_budget": memory_budget, "planner": planner, "hardware": hardware}
+    return Options.parse({**given, **(inductor or {})})
+
+
+def with_loss(model: Callable[..., Any], loss: Callable[[Any], torch.Tensor] | None) -> Callable[..., Any]:
+    """The model, or the model and the loss of its result as one module."""
+    return model if loss is None else _WithLoss(model, loss)
+
+
+class _WithLoss(torch.nn.Module):
+    def __init__(self, model: Callable[..., Any], loss: Callable[[Any], torch.Tensor]):
+        super().__init__()
+        self.model, self.loss = model, loss
+        self.train(getattr(model, "training", True))
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self.loss(self.model(*args, **kwargs))
+
+
+def triton_is_installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def chip_of(hardware: Hardware, program: bool | None) -> Chip | None:
+    """What Inductor generates code for; None where nobody asked and it cannot be, ValueError where it was asked for."""
+    if program is False or (program is None and (hardware.name not in CHIPS or not triton_is_installed())):
+        return None
+    if not triton_is_installed():
+        raise OptionError("program=True needs the triton package: pip install 'recompile[gpu-dry-run]'")
+    return chip_for(hardware.name)
