@@ -23,8 +23,9 @@ import torch.fx as fx
 import torch.utils._triton as torch_triton
 from torch._dynamo import device_interface
 from torch._dynamo.convert_frame import compile_lock
-from torch._inductor import compile_fx, ir
+from torch._inductor import compile_fx, ir, select_algorithm
 from torch._inductor import utils as inductor_utils
+from torch._inductor.codecache import CacheBase, PyCodeCache
 from torch._inductor.debug import DebugContext
 from torch._inductor.fx_passes import post_grad
 from torch._inductor.graph import GraphLowering
@@ -145,6 +146,8 @@ def absent_gpu(chip: Chip) -> Iterator[None]:
         stack.enter_context(mock.patch.dict(device_interface.device_interfaces, interfaces))
         stack.enter_context(mock.patch.dict(device_interface.caching_worker_device_properties))
         stack.enter_context(mock.patch.object(compile_fx, "get_cuda_device_context", lambda module: nullcontext()))
+        stack.enter_context(mock.patch.object(CacheBase, "get_system", lambda: {"hash": f"absent-{chip.architecture}"}))
+        stack.enter_context(mock.patch.object(select_algorithm, "_ALGORITHM_SELECTOR_CACHE", None))
         stack.enter_context(harmless_device_guard())
         stack.enter_context(absent_driver(chip))
         yield
@@ -195,6 +198,7 @@ def absent_driver(chip: Chip) -> Iterator[None]:
 def forget_devices() -> None:
     """Empty the caches in which torch keeps what it once found out about devices."""
     DeviceProperties.create.cache_clear()
+    CacheBase.get_local_cache_path.cache_clear()
     for module in (torch_triton, inductor_utils):
         for value in list(vars(module).values()):
             if hasattr(value, "cache_clear"):
@@ -302,7 +306,7 @@ def _capture(graph: GraphLowering) -> Any:
     kernels = tuple(_kernel_facts(node) for node in graph.scheduler.nodes if not _runs_nothing(node))
     externs = {buffer.get_name(): buffer for buffer in graph.buffers if isinstance(buffer, ir.ExternKernel)}
     results = {name: _result_bytes(buffer) for name, buffer in externs.items()}
-    ops = {name: buffer.get_origin_node() for name, buffer in externs.items()}
+    ops = {name: _op_of(buffer) for name, buffer in externs.items()}
     strides = tuple(_strides_of(output) for output in graph.graph_outputs)
     raise _Captured(Lowered(wrapper.value, kernels, results, {n: op for n, op in ops.items() if op is not None}, strides))
 
@@ -328,10 +332,17 @@ def _result_bytes(buffer: ir.ExternKernel) -> tuple[int, ...]:
     if isinstance(buffer.get_output_spec(), ir.FixedLayout | ir.FlexibleLayout):
         layout = buffer.get_layout()
         return (int(layout.storage_size()) * layout.dtype.itemsize,)
-    origin = buffer.get_origin_node()
-    made = origin.meta.get("val") if origin is not None else None
+    op = _op_of(buffer)
+    made = op.meta.get("val") if op is not None else None
     made = made if isinstance(made, tuple | list) else (made,)
     return tuple(val.untyped_storage().nbytes() if isinstance(val, torch.Tensor) else 0 for val in made)
+
+
+def _op_of(buffer: ir.ExternKernel) -> fx.Node | None:
+    """The op of the graph that a library call was made for, among all that went into it."""
+    called = getattr(buffer, "op_overload", None)
+    found = next((origin for origin in buffer.get_origins() if origin.target is called), None)
+    return found if found is not None else buffer.get_origin_node()
 
 
 def _strides_of(output: Any) -> tuple[int, ...] | None:
@@ -377,7 +388,6 @@ class _Compiled(BaseException):
 
 def autotuner_of(source: str) -> Any:
     """The object behind a kernel's text, made as Inductor's async_compile makes it."""
-    from torch._inductor.codecache import PyCodeCache
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     module = PyCodeCache.load(source)
