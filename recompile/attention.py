@@ -23,7 +23,11 @@ FLASH_DTYPES = (torch.float16, torch.bfloat16)
 EFFICIENT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_FLASH_HEAD_DIM = 256
 FLASH_ALIGNMENT = 8  # elements of the head dimension, pad_last_dim<8> in attention.cpp
-ATTENTION = (F.scaled_dot_product_attention, aten.scaled_dot_product_attention, aten.scaled_dot_product_attention.default)
+ATTENTION = (
+    F.scaled_dot_product_attention,
+    aten.scaled_dot_product_attention,
+    aten.scaled_dot_product_attention.default,
+)
 BIAS_ALIGNMENT = 16  # elements of a mask's last dimension, pad_bias<16> in attention.cpp
 
 

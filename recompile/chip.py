@@ -61,7 +61,7 @@ CHIPS = MappingProxyType(
         "h100": Chip("NVIDIA H100 80GB HBM3", (9, 0), 132),
         "h100-pcie": Chip("NVIDIA H100 PCIe", (9, 0), 114),
         "planner-h100": Chip("NVIDIA H100 80GB HBM3", (9, 0), 132),  # the round figures that planners are compared by
-    "h200": Chip("NVIDIA H200", (9, 0), 132),
+        "h200": Chip("NVIDIA H200", (9, 0), 132),
         "b200": Chip("NVIDIA B200", (10, 0), 148),
         "l4": Chip("NVIDIA L4", (8, 9), 58),
         "l40s": Chip("NVIDIA L40S", (8, 9), 142),

@@ -34,7 +34,8 @@ from recompile.options import Options
 from recompile.replay import Block, ExternSizes, Run, block_of, kernel_sources, replay
 from recompile.report.explanation import GraphReport
 from recompile.torch_private import is_tangent
-from recompile.torch_private_gpu import Lowered, LoweredKernel, compile_kernel, lower
+from recompile.torch_private_gpu import compile_kernel
+from recompile.torch_private_lowering import Lowered, LoweredKernel, lower
 from recompile.trace import JointTrace, trace_step
 from recompile.work import kind_of, work_of
 
@@ -180,8 +181,7 @@ def program_for(
         static_inputs=trace.static_inputs,
     )
     num_saved = len(saved_of(forward, trace.num_fwd_outputs))
-    with trace.state.entered():
-        inputs = restrided(backward, lowered_forward.output_strides[trace.num_fwd_outputs :])
+    inputs = restrided(backward, lowered_forward.output_strides[trace.num_fwd_outputs :])
     lowered_backward = compiled(
         copied(backward), inputs, is_backward=True, user_visible_outputs=(), static_inputs=range(num_saved)
     )
@@ -250,8 +250,7 @@ def restrided(backward: fx.GraphModule, strides: Sequence[tuple[int, ...] | None
         value = node.meta["val"]
         wanted = None if is_tangent(node) else next(remaining)
         if wanted is not None and tuple(value.stride()) != wanted:
-            with torch.no_grad():
-                value = torch.empty_strided(value.shape, wanted, dtype=value.dtype, device=value.device)
+            value = value.new_empty_strided(value.shape, wanted)
         inputs.append(value)
     return inputs
 

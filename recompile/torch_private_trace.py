@@ -90,7 +90,7 @@ class _Traced(ShortenTraceback):
 def trace_joint(
     model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], config_patches: Mapping[str, Any]
 ) -> JointTrace | None:
-    """Trace ``model(*args, **kwargs)``, everything on ``meta``, up to the partitioner; None if nothing wants a gradient.
+    """Trace ``model(*args, **kwargs)``, everything on ``meta``, up to the partitioner; None without gradients.
 
     Raises what Dynamo raises, among it torch._dynamo.exc.Unsupported for a graph break.
     """

@@ -28,8 +28,8 @@ def trace_step(
 
     ``model``: an ``nn.Module`` in the mode (train or eval) that is meant, or a function of its arguments. Parameters
     and arguments may be real, fake or on meta; none is changed or read, only shapes, strides and dtypes count. Sizes
-    are taken as constants. ``inductor``: options of Inductor's, as for torch.compile. Raises ValueError if nothing wants
-    a gradient, and what Dynamo raises, among it torch._dynamo.exc.Unsupported, with the place, for a graph break.
+    are taken as constants. ``inductor``: options of Inductor's, as for torch.compile. Raises ValueError if nothing
+    wants a gradient, and what Dynamo raises, among it torch._dynamo.exc.Unsupported, with the place, for a graph break.
     """
     model, args, kwargs = on_meta((model, tuple(args), dict(kwargs or {})))
     traced = trace_joint(model, args, kwargs, inductor or {})
@@ -59,7 +59,7 @@ def tensors_in(value: Any) -> Iterable[torch.Tensor]:
 
 
 def without_content(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor on meta like ``tensor``: shape, strides, dtype, whether it is a parameter, whether it wants a gradient."""
+    """A tensor on meta like ``tensor`` in shape, strides and dtype; a parameter for a parameter."""
     twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(twin, requires_grad=tensor.requires_grad)
