@@ -18,7 +18,7 @@ from unittest import mock
 
 import torch
 import torch.utils._triton as torch_triton
-from torch._dynamo import device_interface
+from torch._dynamo import debug_utils, device_interface
 from torch._dynamo.convert_frame import compile_lock
 from torch._inductor import compile_fx, select_algorithm
 from torch._inductor import utils as inductor_utils
@@ -26,6 +26,7 @@ from torch._inductor.codecache import CacheBase, PyCodeCache
 from torch._inductor.fx_passes import post_grad
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._prims_common import suggest_memory_format
+from torch._subclasses import FakeTensorMode
 
 from recompile.chip import MAX_THREADS_PER_BLOCK, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE, Chip
 
@@ -207,6 +208,8 @@ def forget_devices() -> None:
     """Empty the caches in which torch keeps what it once found out about devices."""
     DeviceProperties.create.cache_clear()
     CacheBase.get_local_cache_path.cache_clear()
+    debug_utils._cuda_system_info_comment.cache_clear()
+    FakeTensorMode.cache_clear()  # results of operators on fake tensors, which depend on what the device answers
     for module in (torch_triton, inductor_utils):
         for value in list(vars(module).values()):
             if hasattr(value, "cache_clear"):
