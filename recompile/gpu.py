@@ -35,7 +35,7 @@ from recompile.replay import Block, ExternSizes, Run, block_of, kernel_sources, 
 from recompile.report.explanation import GraphReport
 from recompile.torch_private import is_tangent
 from recompile.torch_private_gpu import compile_kernel
-from recompile.torch_private_lowering import Lowered, LoweredKernel, lower
+from recompile.torch_private_lowering import HOLDS_TANGENTS, Lowered, LoweredKernel, lower
 from recompile.trace import JointTrace, trace_step
 from recompile.work import kind_of, work_of
 
@@ -202,9 +202,8 @@ def assemble(
     outputs, saved = run_forward.returned[:num_fwd_outputs], run_forward.returned[num_fwd_outputs:]
     inputs = backward_blocks(backward, saved)
     tangents = [block for node, block in zip(placeholders(backward), inputs, strict=True) if is_tangent(node)]
-    # autograd's caller holds the outputs, and the frame of AOTAutograd's backward holds its arguments, the tangents
-    held = [block for block in (*outputs, *tangents) if block is not None]
-    run_backward = replay(second.source, inputs, extern_sizes(second), held)
+    held = [*outputs, *(tangents if HOLDS_TANGENTS else [])]  # forward's caller has its outputs
+    run_backward = replay(second.source, inputs, extern_sizes(second), [block for block in held if block is not None])
     kernels = [
         *priced(run_forward, first, "forward", hardware),
         *priced(run_backward, second, "backward", hardware),

@@ -22,6 +22,11 @@ from torch.utils._python_dispatch import _disable_current_modes as disable_curre
 
 from recompile.chip import Chip
 from recompile.torch_private_gpu import absent_gpu
+from recompile.versions import parse_release
+
+# Whether AOTAutograd's backward keeps the tangents to its end: seen in torch 2.11 and not in 2.13 and 2.14, by counting
+# who holds a tangent's storage after the compiled backward has cleared its arguments. 2.12 was not looked at.
+HOLDS_TANGENTS = parse_release(torch.__version__) < (2, 13)
 
 # What must not be left to the user's settings: each would run something on the device, or emit another kind of program.
 LOWERING_PATCHES = {
