@@ -127,11 +127,11 @@ def absent_gpu(chip: Chip) -> Iterator[None]:
     """While it runs, this thread finds a CUDA device that is the chip, though there is none; then all is as before.
 
     Nothing can be computed on it: it is there for fake tensors and for code generation. It holds Dynamo's compile lock:
-    another thread's compilation, or dry run, waits. Raises RuntimeError inside itself, and where CUDA is in use.
+    another thread's compilation, or dry run, waits. Raises RuntimeError inside itself, ImportError without Triton.
     """
     with compile_lock, ExitStack() as stack:
-        if torch.cuda.is_initialized() or device_interface.get_interface_for_device("cuda") is _AbsentCuda:
-            raise RuntimeError("the GPU dry run needs a process that does not use CUDA, and cannot run inside itself")
+        if device_interface.get_interface_for_device("cuda") is _AbsentCuda:
+            raise RuntimeError("the GPU dry run cannot run inside itself")
         post_grad.lazy_init()  # registers patterns once a process: while the truth is told
         forget_devices()
         stack.callback(forget_devices)
@@ -194,7 +194,10 @@ def device_guards() -> Any | None:
 @contextmanager
 def absent_driver(chip: Chip) -> Iterator[None]:
     """Triton compiles for the chip while it runs."""
-    from triton.runtime.driver import driver
+    try:
+        from triton.runtime.driver import driver
+    except ImportError as error:
+        raise ImportError("the GPU dry run needs Triton: install it with `pip install triton`") from error
 
     active = driver._active  # reading driver.active would look for a real one
     driver.set_active(_AbsentDriver(chip))
