@@ -247,7 +247,7 @@ def restrided(backward: fx.GraphModule, strides: Sequence[tuple[int, ...] | None
     inputs = []
     for node in placeholders(backward):
         value = node.meta["val"]
-        wanted = None if is_tangent(node) else next(remaining)
+        wanted = next(remaining) if is_saved(node) else None
         if wanted is not None and tuple(value.stride()) != wanted:
             value = value.new_empty_strided(value.shape, wanted)
         inputs.append(value)
@@ -257,13 +257,23 @@ def restrided(backward: fx.GraphModule, strides: Sequence[tuple[int, ...] | None
 def backward_blocks(backward: fx.GraphModule, saved: Sequence[Block | None]) -> list[Block | None]:
     """The block behind each of backward's arguments: what forward saved, in order, and new ones for the tangents."""
     nodes, remaining = placeholders(backward), iter(saved)
-    if sum(not is_tangent(node) for node in nodes) != len(saved):
-        raise ValueError(f"forward saves {len(saved)} values, backward takes {len(nodes)} arguments with the tangents")
-    return [block_of(tensor_bytes(node.meta["val"])) if is_tangent(node) else next(remaining) for node in nodes]
+    num_taken = sum(map(is_saved, nodes))
+    if num_taken != len(saved):
+        raise ValueError(
+            f"forward saves {len(saved)} values, backward takes {num_taken} beside tangents and generators"
+        )
+    blocks = []
+    for node in nodes:
+        if is_tangent(node):
+            blocks.append(block_of(node.meta["val"].untyped_storage().nbytes()))
+        else:
+            blocks.append(next(remaining) if is_saved(node) else None)
+    return blocks
 
 
-def tensor_bytes(value: torch.Tensor) -> int:
-    return value.untyped_storage().nbytes()
+def is_saved(node: fx.Node) -> bool:
+    """Whether a placeholder of backward takes what forward saved: it is no tangent and no random generator."""
+    return not is_tangent(node) and not isinstance(node.meta["val"], torch.Generator)
 
 
 # Library calls

@@ -96,6 +96,15 @@ class _AbsentDriver:
         return GPU
 
 
+class AbsentGenerator(torch.Generator):
+    """A generator that says it is the GPU's; nobody draws from it."""
+
+    device = GPU
+
+    def clone_state(self) -> AbsentGenerator:
+        return AbsentGenerator()
+
+
 def answers_of(chip: Chip) -> dict[str, Callable[..., Any]]:
     """What functions of ``torch.cuda`` return for the chip, by name."""
     properties = properties_of(chip)
@@ -139,6 +148,7 @@ def absent_gpu(chip: Chip) -> Iterator[None]:
             stack.enter_context(
                 mock.patch.object(torch.cuda, name, for_this_thread(pretended, getattr(torch.cuda, name)))
             )
+        stack.enter_context(mock.patch.object(torch.cuda, "default_generators", (AbsentGenerator(),)))
         interfaces = dict.fromkeys(("cuda", "cuda:0"), _AbsentCuda)
         stack.enter_context(mock.patch.dict(device_interface.device_interfaces, interfaces))
         stack.enter_context(mock.patch.dict(device_interface.caching_worker_device_properties))

@@ -36,7 +36,7 @@ from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
 
 from recompile.attention import AttentionForGPU
-from recompile.torch_private_gpu import GPU, harmless_device_guard
+from recompile.torch_private_gpu import GPU, AbsentGenerator, harmless_device_guard
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -67,11 +67,14 @@ class JointTrace:
     state: TracingState
 
     def split(self, partitioner: Callable[..., Any]) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Forward and backward by a partitioner, which gets a copy of the joint graph."""
+        """Forward and backward by a partitioner, which gets a copy of the joint graph.
+
+        Where a random op is drawn again from a saved state, a generator without use stands for the GPU's.
+        """
         module = fx.GraphModule(self.module, copy.deepcopy(self.module.graph))
         module.meta.update(self.module.meta)
         inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
-        with self.state.entered():
+        with self.state.entered(), mock.patch.object(torch.cuda, "_get_generator", lambda device: AbsentGenerator()):
             return partitioner(
                 module,
                 inputs,
