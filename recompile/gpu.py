@@ -50,7 +50,8 @@ BLAS_WORKSPACE_BYTES = 2 * 4096 * 1024 + 8 * 16 * 1024
 class Kernel:
     """One launch of the program, in order.
 
-    ``moved_bytes``: the least it must read and write, by Inductor's count (0 for what only prepares memory).
+    ``moved_bytes``: the least it must read and write, by Inductor's count (0 for what only prepares memory, and for a
+    random op under a saved generator). ``flop``: that of its ops, an op that several kernels compute counted in each.
     ``seconds``: the slower of its arithmetic and its traffic, and a launch. ``live_bytes``: allocated while it runs.
     ``ops``: the graph ops that it computes.
     """

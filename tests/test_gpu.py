@@ -201,6 +201,24 @@ def test_flash_attentions_backward_sums_in_float32():
     assert scratch_bytes(graph.call_function(torch.ops.aten.mm.default, (nodes[0], nodes[1]))) == 0
 
 
+def test_attention_with_dropout_is_drawn_again_from_a_saved_generator():
+    def step(x, w):
+        q, k, v = (x @ w).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=0.1)
+        return torch.sin(mixed.transpose(1, 2)).float().sum()
+
+    operands = torch.randn(2, 128, 64).bfloat16(), torch.randn(64, 192).bfloat16().requires_grad_()
+    program = dry_run(step, operands, hardware="h100", planner="full").program
+    attention = [kernel for kernel in program.kernels if kernel.is_extern and "mm" not in kernel.name]
+    assert [(kernel.phase, kernel.name.split(".")[-1]) for kernel in attention] == [
+        ("forward", "graphsafe_run_with_rng_state"),
+        ("backward", "graphsafe_run_with_rng_state"),
+        ("backward", "default"),
+    ]
+    # the product (2, 128, 192) that is kept, the result, a float32 a row and two numbers of the generator
+    assert attention[0].live_bytes == 2 * 2 * 128 * 192 + 2 * 2 * 128 * 64 + 4 * 2 * 4 * 128 + 2 * 512
+
+
 # Refusals
 
 
