@@ -105,6 +105,17 @@ class AbsentGenerator(torch.Generator):
         return AbsentGenerator()
 
 
+@contextmanager
+def absent_generators() -> Iterator[None]:
+    """Torch finds a default generator for the GPU while it runs; torch 2.14 asks its C++ part for it as well."""
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch.cuda, "default_generators", (AbsentGenerator(),)))
+        if hasattr(torch._C, "_accelerator_getDefaultGenerator"):
+            ask = "_accelerator_getDefaultGenerator"
+            stack.enter_context(mock.patch.object(torch._C, ask, lambda index: AbsentGenerator()))
+        yield
+
+
 def answers_of(chip: Chip) -> dict[str, Callable[..., Any]]:
     """What functions of ``torch.cuda`` return for the chip, by name."""
     properties = properties_of(chip)
@@ -148,7 +159,7 @@ def absent_gpu(chip: Chip) -> Iterator[None]:
             stack.enter_context(
                 mock.patch.object(torch.cuda, name, for_this_thread(pretended, getattr(torch.cuda, name)))
             )
-        stack.enter_context(mock.patch.object(torch.cuda, "default_generators", (AbsentGenerator(),)))
+        stack.enter_context(absent_generators())
         interfaces = dict.fromkeys(("cuda", "cuda:0"), _AbsentCuda)
         stack.enter_context(mock.patch.dict(device_interface.device_interfaces, interfaces))
         stack.enter_context(mock.patch.dict(device_interface.caching_worker_device_properties))

@@ -36,7 +36,7 @@ from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
 
 from recompile.attention import AttentionForGPU
-from recompile.torch_private_gpu import GPU, AbsentGenerator, harmless_device_guard
+from recompile.torch_private_gpu import GPU, absent_generators, harmless_device_guard
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -74,7 +74,7 @@ class JointTrace:
         module = fx.GraphModule(self.module, copy.deepcopy(self.module.graph))
         module.meta.update(self.module.meta)
         inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
-        with self.state.entered(), mock.patch.object(torch.cuda, "_get_generator", lambda device: AbsentGenerator()):
+        with self.state.entered(), absent_generators():
             return partitioner(
                 module,
                 inputs,

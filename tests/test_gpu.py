@@ -259,6 +259,7 @@ def answers():
         "functions": [getattr(torch.cuda, name) for name in ("get_device_properties", "current_device")],
         "triton": has_triton(),
         "driver": driver._active,
+        "generators": torch.cuda.default_generators,
         "interface": device_interface.get_interface_for_device("cuda"),
         "interfaces": dict(device_interface.device_interfaces),
         "workers": dict(device_interface.caching_worker_device_properties),
