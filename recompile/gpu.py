@@ -34,7 +34,8 @@ from recompile.options import Options
 from recompile.replay import Block, ExternSizes, Run, block_of, kernel_sources, replay
 from recompile.report.explanation import GraphReport
 from recompile.torch_private import is_tangent
-from recompile.torch_private_gpu import Lowered, LoweredKernel, compile_kernel, lower
+from recompile.torch_private_gpu import compile_kernel
+from recompile.torch_private_lowering import HOLDS_TANGENTS, Lowered, LoweredKernel, lower
 from recompile.trace import JointTrace, trace_step
 from recompile.work import kind_of, work_of
 
@@ -49,7 +50,8 @@ BLAS_WORKSPACE_BYTES = 2 * 4096 * 1024 + 8 * 16 * 1024
 class Kernel:
     """One launch of the program, in order.
 
-    ``moved_bytes``: the least it must read and write, by Inductor's count (0 for what only prepares memory).
+    ``moved_bytes``: the least it must read and write, by Inductor's count (0 for what only prepares memory, and for a
+    random op under a saved generator). ``flop``: that of its ops, an op that several kernels compute counted in each.
     ``seconds``: the slower of its arithmetic and its traffic, and a launch. ``live_bytes``: allocated while it runs.
     ``ops``: the graph ops that it computes.
     """
@@ -185,8 +187,7 @@ def program_for(
         static_inputs=trace.static_inputs,
     )
     num_saved = len(saved_of(forward, trace.num_fwd_outputs))
-    with trace.state.entered():
-        inputs = restrided(backward, lowered_forward.output_strides[trace.num_fwd_outputs :])
+    inputs = restrided(backward, lowered_forward.output_strides[trace.num_fwd_outputs :])
     lowered_backward = compiled(
         copied(backward), inputs, is_backward=True, user_visible_outputs=(), static_inputs=range(num_saved)
     )
@@ -207,9 +208,8 @@ def assemble(
     outputs, saved = run_forward.returned[:num_fwd_outputs], run_forward.returned[num_fwd_outputs:]
     inputs = backward_blocks(backward, saved)
     tangents = [block for node, block in zip(placeholders(backward), inputs, strict=True) if is_tangent(node)]
-    # autograd's caller holds the outputs, and the frame of AOTAutograd's backward holds its arguments, the tangents
-    held = [block for block in (*outputs, *tangents) if block is not None]
-    run_backward = replay(second.source, inputs, extern_sizes(second), held)
+    held = [*outputs, *(tangents if HOLDS_TANGENTS else [])]  # forward's caller has its outputs
+    run_backward = replay(second.source, inputs, extern_sizes(second), [block for block in held if block is not None])
     kernels = [
         *priced(run_forward, first, "forward", hardware),
         *priced(run_backward, second, "backward", hardware),
@@ -253,10 +253,9 @@ def restrided(backward: fx.GraphModule, strides: Sequence[tuple[int, ...] | None
     inputs = []
     for node in placeholders(backward):
         value = node.meta["val"]
-        wanted = None if is_tangent(node) else next(remaining)
+        wanted = next(remaining) if is_saved(node) else None
         if wanted is not None and tuple(value.stride()) != wanted:
-            with torch.no_grad():
-                value = torch.empty_strided(value.shape, wanted, dtype=value.dtype, device=value.device)
+            value = value.new_empty_strided(value.shape, wanted)
         inputs.append(value)
     return inputs
 
@@ -264,13 +263,23 @@ def restrided(backward: fx.GraphModule, strides: Sequence[tuple[int, ...] | None
 def backward_blocks(backward: fx.GraphModule, saved: Sequence[Block | None]) -> list[Block | None]:
     """The block behind each of backward's arguments: what forward saved, in order, and new ones for the tangents."""
     nodes, remaining = placeholders(backward), iter(saved)
-    if sum(not is_tangent(node) for node in nodes) != len(saved):
-        raise ValueError(f"forward saves {len(saved)} values, backward takes {len(nodes)} arguments with the tangents")
-    return [block_of(tensor_bytes(node.meta["val"])) if is_tangent(node) else next(remaining) for node in nodes]
+    num_taken = sum(map(is_saved, nodes))
+    if num_taken != len(saved):
+        raise ValueError(
+            f"forward saves {len(saved)} values, backward takes {num_taken} beside tangents and generators"
+        )
+    blocks = []
+    for node in nodes:
+        if is_tangent(node):
+            blocks.append(block_of(node.meta["val"].untyped_storage().nbytes()))
+        else:
+            blocks.append(next(remaining) if is_saved(node) else None)
+    return blocks
 
 
-def tensor_bytes(value: torch.Tensor) -> int:
-    return value.untyped_storage().nbytes()
+def is_saved(node: fx.Node) -> bool:
+    """Whether a placeholder of backward takes what forward saved: it is no tangent and no random generator."""
+    return not is_tangent(node) and not isinstance(node.meta["val"], torch.Generator)
 
 
 # Library calls

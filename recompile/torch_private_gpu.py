@@ -1,7 +1,7 @@
-"""PyTorch's and Triton's private parts behind the GPU dry run: Inductor's lowering for a GPU that is not there.
+"""A GPU that is not there, as PyTorch's compiler and Triton's see it, from their private parts.
 
-With ``torch_private_trace`` and ``torch_private`` the only files that import them. Written against torch 2.11 to 2.14
-and Triton 3.6 to 3.8.
+The other files that import private parts: ``torch_private``, ``torch_private_lowering``, ``torch_private_trace``.
+Written against torch 2.11 to 2.14 and Triton 3.6 to 3.8.
 """
 
 from __future__ import annotations
@@ -11,26 +11,22 @@ import functools
 import pathlib
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import torch
-import torch._inductor.config as inductor_config
-import torch.fx as fx
 import torch.utils._triton as torch_triton
-from torch._dynamo import device_interface
+from torch._dynamo import debug_utils, device_interface
 from torch._dynamo.convert_frame import compile_lock
-from torch._inductor import compile_fx, ir
+from torch._inductor import compile_fx, select_algorithm
 from torch._inductor import utils as inductor_utils
-from torch._inductor.debug import DebugContext
+from torch._inductor.codecache import CacheBase, PyCodeCache
 from torch._inductor.fx_passes import post_grad
-from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime.hints import DeviceProperties
-from torch._inductor.scheduler import BaseSchedulerNode, ExternKernelSchedulerNode, NopKernelSchedulerNode
-from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+from torch._prims_common import suggest_memory_format
+from torch._subclasses import FakeTensorMode
 
 from recompile.chip import MAX_THREADS_PER_BLOCK, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE, Chip
 
@@ -100,6 +96,26 @@ class _AbsentDriver:
         return GPU
 
 
+class AbsentGenerator(torch.Generator):
+    """A generator that says it is the GPU's; nobody draws from it."""
+
+    device = GPU
+
+    def clone_state(self) -> AbsentGenerator:
+        return AbsentGenerator()
+
+
+@contextmanager
+def absent_generators() -> Iterator[None]:
+    """Torch finds a default generator for the GPU while it runs; torch 2.14 asks its C++ part for it as well."""
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch.cuda, "default_generators", (AbsentGenerator(),)))
+        if hasattr(torch._C, "_accelerator_getDefaultGenerator"):
+            ask = "_accelerator_getDefaultGenerator"
+            stack.enter_context(mock.patch.object(torch._C, ask, lambda index: AbsentGenerator()))
+        yield
+
+
 def answers_of(chip: Chip) -> dict[str, Callable[..., Any]]:
     """What functions of ``torch.cuda`` return for the chip, by name."""
     properties = properties_of(chip)
@@ -131,11 +147,11 @@ def absent_gpu(chip: Chip) -> Iterator[None]:
     """While it runs, this thread finds a CUDA device that is the chip, though there is none; then all is as before.
 
     Nothing can be computed on it: it is there for fake tensors and for code generation. It holds Dynamo's compile lock:
-    another thread's compilation, or dry run, waits. Raises RuntimeError inside itself, and where CUDA is in use.
+    another thread's compilation, or dry run, waits. Raises RuntimeError inside itself, ImportError without Triton.
     """
     with compile_lock, ExitStack() as stack:
-        if torch.cuda.is_initialized() or device_interface.get_interface_for_device("cuda") is _AbsentCuda:
-            raise RuntimeError("the GPU dry run needs a process that does not use CUDA, and cannot run inside itself")
+        if device_interface.get_interface_for_device("cuda") is _AbsentCuda:
+            raise RuntimeError("the GPU dry run cannot run inside itself")
         post_grad.lazy_init()  # registers patterns once a process: while the truth is told
         forget_devices()
         stack.callback(forget_devices)
@@ -143,13 +159,28 @@ def absent_gpu(chip: Chip) -> Iterator[None]:
             stack.enter_context(
                 mock.patch.object(torch.cuda, name, for_this_thread(pretended, getattr(torch.cuda, name)))
             )
+        stack.enter_context(absent_generators())
         interfaces = dict.fromkeys(("cuda", "cuda:0"), _AbsentCuda)
         stack.enter_context(mock.patch.dict(device_interface.device_interfaces, interfaces))
         stack.enter_context(mock.patch.dict(device_interface.caching_worker_device_properties))
         stack.enter_context(mock.patch.object(compile_fx, "get_cuda_device_context", lambda module: nullcontext()))
+        stack.enter_context(mock.patch.object(CacheBase, "get_system", lambda: {"hash": f"absent-{chip.architecture}"}))
+        stack.enter_context(mock.patch.object(select_algorithm, "_ALGORITHM_SELECTOR_CACHE", None))
+        stack.enter_context(mock.patch.object(torch._C, "_conv_determine_backend_memory_format", cudnn_format))
         stack.enter_context(harmless_device_guard())
         stack.enter_context(absent_driver(chip))
         yield
+
+
+def cudnn_format(images: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
+    """The memory format of a convolution's result on a GPU; a build of torch without cuDNN would say: contiguous.
+
+    As ``cudnn_conv_suggest_memory_format`` in aten/src/ATen/native/ConvUtils.h has it: channels last when either
+    operand is, float64 excepted.
+    """
+    formats = {suggest_memory_format(images), suggest_memory_format(weight)}
+    wanted = {4: torch.channels_last, 5: torch.channels_last_3d}.get(weight.dim())
+    return wanted if wanted in formats and images.dtype != torch.float64 else torch.contiguous_format
 
 
 @contextmanager
@@ -184,7 +215,10 @@ def device_guards() -> Any | None:
 @contextmanager
 def absent_driver(chip: Chip) -> Iterator[None]:
     """Triton compiles for the chip while it runs."""
-    from triton.runtime.driver import driver
+    try:
+        from triton.runtime.driver import driver
+    except ImportError as error:
+        raise ImportError("the GPU dry run needs Triton: install it with `pip install triton`") from error
 
     active = driver._active  # reading driver.active would look for a real one
     driver.set_active(_AbsentDriver(chip))
@@ -197,153 +231,13 @@ def absent_driver(chip: Chip) -> Iterator[None]:
 def forget_devices() -> None:
     """Empty the caches in which torch keeps what it once found out about devices."""
     DeviceProperties.create.cache_clear()
+    CacheBase.get_local_cache_path.cache_clear()
+    debug_utils._cuda_system_info_comment.cache_clear()
+    FakeTensorMode.cache_clear()  # results of operators on fake tensors, which depend on what the device answers
     for module in (torch_triton, inductor_utils):
         for value in list(vars(module).values()):
             if hasattr(value, "cache_clear"):
                 value.cache_clear()
-
-
-# Lowering
-
-# What must not be left to the user's settings: each would run something on the device, or emit another kind of program.
-LOWERING_PATCHES = {
-    "autotune_local_cache": False,
-    "bundle_triton_into_fx_graph_cache": False,
-    "compile_threads": 1,
-    "coordinate_descent_tuning": False,
-    "cpp_wrapper": False,
-    "max_autotune": False,
-    "max_autotune_gemm": False,
-    "max_autotune_pointwise": False,
-    "memory_planning": False,
-    "triton.autotune_at_compile_time": False,
-    "triton.cudagraphs": False,
-}
-
-
-@dataclass(frozen=True)
-class LoweredKernel:
-    """One of the scheduler's steps in the program's order.
-
-    ``buffers``: names of what it writes, in the words of the program. ``moved_bytes``: what it must at least read and
-    write. ``origins``: the ops of the graph that it computes.
-    """
-
-    buffers: frozenset[str]
-    is_extern: bool
-    moved_bytes: int
-    origins: tuple[fx.Node, ...]
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """What Inductor made of one graph.
-
-    ``result_bytes``: for each name that a library call's result gets, the bytes of the tensors in it. ``extern_ops``:
-    the op behind such a name. ``output_strides``: per output, None where it is no tensor.
-    """
-
-    source: str
-    kernels: tuple[LoweredKernel, ...]
-    result_bytes: Mapping[str, tuple[int, ...]]
-    extern_ops: Mapping[str, fx.Node]
-    output_strides: tuple[tuple[int, ...] | None, ...]
-
-
-class _Captured(BaseException):
-    """Carries generated code out of Inductor before it is loaded; no ``except Exception`` may keep it."""
-
-    def __init__(self, lowered: Lowered):
-        super().__init__("captured")
-        self.lowered = lowered
-
-
-def lower(
-    module: fx.GraphModule,
-    inputs: Sequence[Any],
-    *,
-    chip: Chip,
-    state: Any,
-    is_backward: bool,
-    user_visible_outputs: Sequence[int],
-    static_inputs: Sequence[int],
-    config_patches: Mapping[str, Any],
-) -> Lowered:
-    """Inductor's program for a graph whose values lie on ``GPU``. The module is changed: Inductor's passes edit it.
-
-    ``inputs``: fake tensors, one a placeholder. ``state``: the fake mode and tracing context it was traced in.
-    ``user_visible_outputs``: positions of outputs whose strides must stay as they are. Inductor's steps from here to
-    the text of the program are all its own (``codegen_and_compile``); only loading the text is left out.
-    """
-    module.graph.output_node().meta["user_visible_output_idxs"] = list(user_visible_outputs)
-    settings = {
-        "cudagraphs": inductor_utils.BoxedBool(False),
-        "static_input_idxs": list(static_inputs),
-        "is_backward": is_backward,
-        "is_inference": False,
-        "graph_id": 0,
-    }
-    with (
-        absent_gpu(chip),
-        inductor_config.patch({**config_patches, **LOWERING_PATCHES}),
-        state.entered(),
-        disable_current_modes(),
-        DebugContext(),
-        mock.patch.object(GraphLowering, "compile_to_module", _capture),
-    ):
-        try:
-            compile_fx._InProcessFxCompile().codegen_and_compile(module, list(inputs), (), settings)
-        except _Captured as captured:
-            return captured.lowered
-    raise RuntimeError("Inductor made no program: it did not come to compile_to_module")
-
-
-def _capture(graph: GraphLowering) -> Any:
-    """In place of ``GraphLowering.compile_to_module``: take the program and the facts about it, and leave."""
-    wrapper, _ = graph.codegen()
-    kernels = tuple(_kernel_facts(node) for node in graph.scheduler.nodes if not _runs_nothing(node))
-    externs = {buffer.get_name(): buffer for buffer in graph.buffers if isinstance(buffer, ir.ExternKernel)}
-    results = {name: _result_bytes(buffer) for name, buffer in externs.items()}
-    ops = {name: buffer.get_origin_node() for name, buffer in externs.items()}
-    strides = tuple(_strides_of(output) for output in graph.graph_outputs)
-    raise _Captured(
-        Lowered(wrapper.value, kernels, results, {n: op for n, op in ops.items() if op is not None}, strides)
-    )
-
-
-def _runs_nothing(node: BaseSchedulerNode) -> bool:
-    is_picking = isinstance(node, ExternKernelSchedulerNode) and isinstance(node.node, ir.MultiOutput)
-    return is_picking or isinstance(node, NopKernelSchedulerNode)
-
-
-def _kernel_facts(node: BaseSchedulerNode) -> LoweredKernel:
-    written = {name for output in node.get_outputs() for name in [output.get_name(), *output.get_mutations()]}
-    origins = {
-        origin: None for member in node.get_nodes() if member.node is not None for origin in member.node.get_origins()
-    }
-    return LoweredKernel(
-        buffers=frozenset(written),
-        is_extern=isinstance(node, ExternKernelSchedulerNode),
-        moved_bytes=int(node.get_read_write_buffers_sizes()),
-        origins=tuple(origins),
-    )
-
-
-def _result_bytes(buffer: ir.ExternKernel) -> tuple[int, ...]:
-    """Bytes of each tensor that a library call returns, 0 for what is none."""
-    if isinstance(buffer.get_output_spec(), ir.FixedLayout | ir.FlexibleLayout):
-        layout = buffer.get_layout()
-        return (int(layout.storage_size()) * layout.dtype.itemsize,)
-    origin = buffer.get_origin_node()
-    made = origin.meta.get("val") if origin is not None else None
-    made = made if isinstance(made, tuple | list) else (made,)
-    return tuple(val.untyped_storage().nbytes() if isinstance(val, torch.Tensor) else 0 for val in made)
-
-
-def _strides_of(output: Any) -> tuple[int, ...] | None:
-    if not isinstance(output, ir.IRNode) or not output.has_tensor_output():
-        return None
-    return tuple(int(stride) for stride in output.get_layout().stride)
 
 
 # Compiling kernels
@@ -383,7 +277,6 @@ class _Compiled(BaseException):
 
 def autotuner_of(source: str) -> Any:
     """The object behind a kernel's text, made as Inductor's async_compile makes it."""
-    from torch._inductor.codecache import PyCodeCache
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     module = PyCodeCache.load(source)

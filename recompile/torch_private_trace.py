@@ -38,7 +38,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from recompile.attention import AttentionForGPU
 from recompile.autocast import autocast_of_gpu
-from recompile.torch_private_gpu import GPU, harmless_device_guard
+from recompile.torch_private_gpu import GPU, absent_generators, harmless_device_guard
 
 CPU = torch.device("cpu")
 
@@ -75,10 +75,13 @@ class JointTrace:
         return module
 
     def split(self, partitioner: Callable[..., Any]) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Forward and backward by a partitioner, which gets a copy of the joint graph."""
+        """Forward and backward by a partitioner, which gets a copy of the joint graph.
+
+        Where a random op is drawn again from a saved state, a generator without use stands for the GPU's.
+        """
         module = self.copied()
         inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
-        with self.state.entered():
+        with self.state.entered(), absent_generators():
             return partitioner(
                 module,
                 inputs,

@@ -1,0 +1,176 @@
+"""Inductor's lowering for a GPU that is not there: from a graph to the text of the program and what is known about it.
+
+Written against torch 2.11 to 2.14.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._inductor.config as inductor_config
+import torch.fx as fx
+from torch._inductor import compile_fx, ir
+from torch._inductor import utils as inductor_utils
+from torch._inductor.debug import DebugContext
+from torch._inductor.graph import GraphLowering
+from torch._inductor.scheduler import BaseSchedulerNode, ExternKernelSchedulerNode, NopKernelSchedulerNode
+from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+
+from recompile.chip import Chip
+from recompile.torch_private_gpu import absent_gpu
+from recompile.versions import parse_release
+
+# Whether AOTAutograd's backward keeps the tangents to its end: seen in torch 2.11 and not in 2.13 and 2.14, by counting
+# who holds a tangent's storage after the compiled backward has cleared its arguments. 2.12 was not looked at.
+HOLDS_TANGENTS = parse_release(torch.__version__) < (2, 13)
+
+# What must not be left to the user's settings: each would run something on the device, or emit another kind of program.
+LOWERING_PATCHES = {
+    "autotune_local_cache": False,
+    "bundle_triton_into_fx_graph_cache": False,
+    "compile_threads": 1,
+    "coordinate_descent_tuning": False,
+    "cpp_wrapper": False,
+    "max_autotune": False,
+    "max_autotune_gemm": False,
+    "max_autotune_pointwise": False,
+    "memory_planning": False,
+    "triton.autotune_at_compile_time": False,
+    "triton.cudagraphs": False,
+}
+
+
+@dataclass(frozen=True)
+class LoweredKernel:
+    """One of the scheduler's steps in the program's order.
+
+    ``buffers``: names of what it writes, in the words of the program. ``moved_bytes``: what it must at least read and
+    write. ``origins``: the ops of the graph that it computes.
+    """
+
+    buffers: frozenset[str]
+    is_extern: bool
+    moved_bytes: int
+    origins: tuple[fx.Node, ...]
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """What Inductor made of one graph.
+
+    ``result_bytes``: for each name that a library call's result gets, the bytes of the tensors in it. ``extern_ops``:
+    the op behind such a name. ``output_strides``: per output, None where it is no tensor.
+    """
+
+    source: str
+    kernels: tuple[LoweredKernel, ...]
+    result_bytes: Mapping[str, tuple[int, ...]]
+    extern_ops: Mapping[str, fx.Node]
+    output_strides: tuple[tuple[int, ...] | None, ...]
+
+
+class _Captured(BaseException):
+    """Carries generated code out of Inductor before it is loaded; no ``except Exception`` may keep it."""
+
+    def __init__(self, lowered: Lowered):
+        super().__init__("captured")
+        self.lowered = lowered
+
+
+def lower(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    chip: Chip,
+    state: Any,
+    is_backward: bool,
+    user_visible_outputs: Sequence[int],
+    static_inputs: Sequence[int],
+    config_patches: Mapping[str, Any],
+) -> Lowered:
+    """Inductor's program for a graph whose values lie on ``GPU``. The module is changed: Inductor's passes edit it.
+
+    ``inputs``: fake tensors, one a placeholder. ``state``: the fake mode and tracing context it was traced in.
+    ``user_visible_outputs``: positions of outputs whose strides must stay as they are. Inductor's steps from here to
+    the text of the program are all its own (``codegen_and_compile``); only loading the text is left out.
+    """
+    module.graph.output_node().meta["user_visible_output_idxs"] = list(user_visible_outputs)
+    settings = {
+        "cudagraphs": inductor_utils.BoxedBool(False),
+        "static_input_idxs": list(static_inputs),
+        "is_backward": is_backward,
+        "is_inference": False,
+        "graph_id": 0,
+    }
+    with (
+        absent_gpu(chip),
+        inductor_config.patch({**config_patches, **LOWERING_PATCHES}),
+        state.entered(),
+        disable_current_modes(),
+        DebugContext(),
+        mock.patch.object(GraphLowering, "compile_to_module", _capture),
+    ):
+        try:
+            compile_fx._InProcessFxCompile().codegen_and_compile(module, list(inputs), (), settings)
+        except _Captured as captured:
+            return captured.lowered
+    raise RuntimeError("Inductor made no program: it did not come to compile_to_module")
+
+
+def _capture(graph: GraphLowering) -> Any:
+    """In place of ``GraphLowering.compile_to_module``: take the program and the facts about it, and leave."""
+    wrapper, _ = graph.codegen()
+    kernels = tuple(_kernel_facts(node) for node in graph.scheduler.nodes if not _runs_nothing(node))
+    externs = {buffer.get_name(): buffer for buffer in graph.buffers if isinstance(buffer, ir.ExternKernel)}
+    results = {name: _result_bytes(buffer) for name, buffer in externs.items()}
+    ops = {name: _op_of(buffer) for name, buffer in externs.items()}
+    strides = tuple(_strides_of(output) for output in graph.graph_outputs)
+    raise _Captured(
+        Lowered(wrapper.value, kernels, results, {n: op for n, op in ops.items() if op is not None}, strides)
+    )
+
+
+def _runs_nothing(node: BaseSchedulerNode) -> bool:
+    is_picking = isinstance(node, ExternKernelSchedulerNode) and isinstance(node.node, ir.MultiOutput)
+    return is_picking or isinstance(node, NopKernelSchedulerNode)
+
+
+def _kernel_facts(node: BaseSchedulerNode) -> LoweredKernel:
+    written = {name for output in node.get_outputs() for name in [output.get_name(), *output.get_mutations()]}
+    origins = {
+        origin: None for member in node.get_nodes() if member.node is not None for origin in member.node.get_origins()
+    }
+    return LoweredKernel(
+        buffers=frozenset(written),
+        is_extern=isinstance(node, ExternKernelSchedulerNode),
+        moved_bytes=int(node.get_read_write_buffers_sizes()),
+        origins=tuple(origins),
+    )
+
+
+def _result_bytes(buffer: ir.ExternKernel) -> tuple[int, ...]:
+    """Bytes of each tensor that a library call returns, 0 for what is none."""
+    if isinstance(buffer.get_output_spec(), ir.FixedLayout | ir.FlexibleLayout):
+        layout = buffer.get_layout()
+        return (int(layout.storage_size()) * layout.dtype.itemsize,)
+    op = _op_of(buffer)
+    made = op.meta.get("val") if op is not None else None
+    made = made if isinstance(made, tuple | list) else (made,)
+    return tuple(val.untyped_storage().nbytes() if isinstance(val, torch.Tensor) else 0 for val in made)
+
+
+def _op_of(buffer: ir.ExternKernel) -> fx.Node | None:
+    """The op of the graph that a library call was made for, among all that went into it."""
+    called = getattr(buffer, "op_overload", None)
+    found = next((origin for origin in buffer.get_origins() if origin.target is called), None)
+    return found if found is not None else buffer.get_origin_node()
+
+
+def _strides_of(output: Any) -> tuple[int, ...] | None:
+    if not isinstance(output, ir.IRNode) or not output.has_tensor_output():
+        return None
+    return tuple(int(stride) for stride in output.get_layout().stride)
