@@ -96,7 +96,7 @@ class Steps:
     def needed_bytes(self, size: int, memory_budget: float | None, planner: str | Callable | None = None) -> int:
         """All that training at this size takes, with what a budget in bytes keeps back for the prediction's error."""
         explanation = self.explanation(size, memory_budget, planner)
-        return explanation.footprint.total_bytes + math.ceil(PREDICTION_MARGIN * explanation.peak_bytes)
+        return explanation.footprint.with_step(math.ceil((1 + PREDICTION_MARGIN) * explanation.peak_bytes)).total_bytes
 
     def explanation(
         self, size: int, memory_budget: float | int | None, planner: str | Callable | None = None
@@ -121,7 +121,8 @@ def largest_within(needed_bytes: Callable[[int], int], limit: int) -> int:
     """The largest size from 1 to LARGEST_SIZE that needs at most ``limit`` bytes; 0 if there is none.
 
     ``needed_bytes`` must not fall as sizes grow. Each guess is where a parabola through the last three sizes meets the
-    limit: memory grows with the batch, and with the square of the sequence at most. Every third halves the bracket.
+    limit: memory grows with the batch, and with the square of the sequence at most. Every third guess doubles the size
+    or halves the bracket, whatever the parabola says.
     """
     known = {1: needed_bytes(1)}
     if known[1] > limit:
@@ -136,14 +137,13 @@ def largest_within(needed_bytes: Callable[[int], int], limit: int) -> int:
 
 def next_size(known: dict[int, int], fits: int, too_large: int, limit: int) -> int:
     """The next size to try, strictly between the largest that fits and the smallest that does not."""
-    if too_large not in known and len(known) < 3:
-        return 2 * fits
-    if too_large in known and len(known) % 3 == 0:
-        return (fits + too_large) // 2
+    is_bracketed = too_large in known
+    if len(known) < 3 or (len(known) > 3 and len(known) % 3 == 0):
+        return (fits + too_large) // 2 if is_bracketed else min(2 * fits, too_large - 1)
     nearest = sorted(known, key=lambda size: abs(known[size] - limit))[:3]
     parabola = np.polynomial.Polynomial.fit(nearest, [known[size] for size in nearest], deg=2)
     between = range(fits + 1, min(too_large, 16 * fits + 1))
-    place = bisect.bisect_right(between, limit, key=parabola)
+    place = bisect.bisect_right(between, limit + 0.5, key=parabola)
     return between[max(0, place - 1)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -42,15 +42,23 @@ class Footprint:
     @property
     def total_bytes(self) -> int:
         """What to compare with the device's memory. After backward all gradients are alive, whatever the peak was."""
-        held = self.parameter_bytes + self.buffer_bytes + self.batch_bytes + self.optimizer_bytes
         outside = self.workspace_bytes + self.context_bytes + self.fragmentation_bytes
-        return held + max(self.step_bytes, self.gradient_bytes) + outside
+        return self.held_bytes + max(self.step_bytes, self.gradient_bytes) + outside
+
+    @property
+    def held_bytes(self) -> int:
+        """What stays allocated between steps."""
+        return self.parameter_bytes + self.buffer_bytes + self.batch_bytes + self.optimizer_bytes
+
+    def with_step(self, step_bytes: int) -> Footprint:
+        """The same training with another peak of its step."""
+        allocated = self.held_bytes + max(step_bytes, self.gradient_bytes)
+        return replace(self, step_bytes=step_bytes, fragmentation_bytes=math.ceil(FRAGMENTATION_SHARE * allocated))
 
     def step_bytes_within(self, memory_bytes: int) -> int:
         """The largest peak of the step with which the total stays within ``memory_bytes``; may be negative."""
-        held = self.parameter_bytes + self.buffer_bytes + self.batch_bytes + self.optimizer_bytes
         allocated = (memory_bytes - self.workspace_bytes - self.context_bytes) / (1 + FRAGMENTATION_SHARE)
-        return math.floor(allocated) - held
+        return math.floor(allocated) - self.held_bytes
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"total_bytes": self.total_bytes}
@@ -105,8 +113,7 @@ def footprint(
     held = storage_bytes_of(list(model.parameters())), storage_bytes_of(list(model.buffers()))
     state_bytes = int(trainable_bytes * state_bytes_per_parameter_byte(optimizer))
     batch_bytes = storage_bytes_of(list(_tensors(batch)))
-    allocated = sum(held) + batch_bytes + state_bytes + max(step_bytes, trainable_bytes)
-    return Footprint(
+    items = Footprint(
         parameter_bytes=held[0],
         buffer_bytes=held[1],
         batch_bytes=batch_bytes,
@@ -115,8 +122,9 @@ def footprint(
         gradient_bytes=trainable_bytes,
         workspace_bytes=WORKSPACE_BYTES_HOPPER if capability >= HOPPER else WORKSPACE_BYTES,
         context_bytes=context_bytes,
-        fragmentation_bytes=int(FRAGMENTATION_SHARE * allocated),
+        fragmentation_bytes=0,
     )
+    return items.with_step(step_bytes)
 
 
 def _tensors(batch: Any) -> Iterable[torch.Tensor]:

@@ -14,8 +14,7 @@ from torch._inductor.fx_passes import joint_graph
 from torch._subclasses import FakeTensorMode
 
 from recompile.torch_private_gpu import device_guards
-from recompile.torch_private_trace import FolderOnCPU
-from recompile.torch_private_trace import new_fake_mode
+from recompile.torch_private_trace import FolderOnCPU, new_fake_mode
 from recompile.trace import as_fakes, trace_step
 
 from .whole.interpret import interpreted, partitioner
