@@ -121,10 +121,13 @@ def loop_shape(node: fx.Node, notes: Mapping[fx.Node, Annotation]) -> OpShape:
     return OpShape(numel, inner, axes == list(range(source.dim() - len(axes), source.dim())))
 
 
-def store_ops(facts: FusionFacts, program: Sequence[int], kept: frozenset[int]) -> list[StoredOp]:
+def store_ops(
+    facts: FusionFacts, program: Sequence[int], kept: frozenset[int], at_hand: frozenset[int] = frozenset()
+) -> list[StoredOp]:
     """The ops of a program that write memory; pointwise ops between them are inlined into their readers.
 
-    ``program`` lists node indices in order; ``kept`` are buffers that outlive it (outputs, saved values).
+    ``program`` lists node indices in order; ``kept`` are buffers that outlive it (outputs, saved values). ``at_hand``
+    are buffers that it starts with: an op that runs for another of its results does not make them.
     """
     flow = facts.flow
     ops = [i for i in program if flow.is_op[i]]
@@ -147,7 +150,13 @@ def store_ops(facts: FusionFacts, program: Sequence[int], kept: frozenset[int]) 
                 members |= source.members
                 flop += source.flop
         op = StoredOp(
-            i, len(stored), frozenset(reads), flow.makes[i], frozenset(members), flop, flow.kind[i] is Kind.REDUCTION
+            i,
+            len(stored),
+            frozenset(reads),
+            tuple(buffer for buffer in flow.makes[i] if buffer not in at_hand),
+            frozenset(members),
+            flop,
+            flow.kind[i] is Kind.REDUCTION,
         )
         if must_be_stored(facts, op, readers, kept):
             stored.append(op)

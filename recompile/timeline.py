@@ -77,15 +77,21 @@ class Timeline:
         tangents = {t: flow.size_bytes[t] for t in tangents_of(flow)}
         releasable = {b: flow.size_bytes[b] for b in handed_over - outputs} | tangents | copies
         held = sum(flow.size_bytes[b] for b in outputs)
-        backward = self._run("backward", backward_order(flow, saved), frozenset(gradients), releasable, held)
+        backward = self._run(
+            "backward", backward_order(flow, saved), frozenset(gradients), releasable, held, frozenset(handed_over)
+        )
         saved_bytes = sum(flow.size_bytes[b] for b in handed_over - outputs) + sum(copies.values())
         return Simulation(tuple(forward + backward), saved_bytes)
 
     def _run(
-        self, phase: str, program: Sequence[int], kept: frozenset[int], releasable: dict[int, int], held_bytes: int
-    ) -> list[Moment]:
-        """One program: ``kept`` buffers outlive it, ``releasable`` ones live at its start and die at their last use."""
-        kernels = fuse(self.facts, store_ops(self.facts, program, kept))
+        self, phase: str, program: Sequence[int], kept: frozenset[int], releasable: dict[int, int], held_bytes: int,
+        at_hand: frozenset[int] = frozenset(),
+    ) -> list[Moment]:  # fmt: skip
+        """One program: ``kept`` buffers outlive it, ``releasable`` ones live at its start and die at their last use.
+
+        A library call makes all its results; those that are ``at_hand`` already it drops at once.
+        """
+        kernels = fuse(self.facts, store_ops(self.facts, program, kept, at_hand))
         stored = stored_buffers(kernels, kept, self.facts.longest_row)
         last_use = {buffer: k for k, kernel in enumerate(kernels) for buffer in kernel.reads | kernel.makes}
         size = self.flow.size_bytes
@@ -98,7 +104,8 @@ class Timeline:
             reused = 0 if kernel.is_extern else self._bytes_reused(kernel, made, dying)
             live += sum(size[b] for b in made) - reused
             first = kernel.ops[0].op
-            moments.append(Moment(phase, first, live, self._seconds(kernel, stored)))
+            dropped = sum(size[b] for b in self.flow.makes[first] if b in at_hand) if kernel.is_extern else 0
+            moments.append(Moment(phase, first, live + dropped, self._seconds(kernel, stored)))
             live -= sum(size[b] for b in dying) - reused
         return moments
 

@@ -44,6 +44,34 @@ def test_inlined_values_take_no_memory():
     assert lives("x = input 4x8\na = sin x\nb = exp a\ny = cos b\nreturn y |") == "y=128 |"
 
 
+TWO_RESULTS = """
+    x = input 4x8
+    e = exp x
+    d = native_dropout e 0.3 True
+    a = getitem d 0
+    m = getitem d 1
+    y = sin a
+    t = tangent 4x8
+    g = mul t a
+    k = mul g e
+    c = prims.convert_element_type m torch.float32
+    h = mul k c
+    return y | h
+"""
+
+
+def test_an_op_that_runs_again_for_one_result_drops_the_one_that_was_saved():
+    """Backward starts with a, y and t, 384. It makes e; then m, 32 bytes, and for a moment a second a."""
+    assert lives(TWO_RESULTS, saved="a") == "e=128 d=288 y=256 | e=512 d=672 h=544"
+    assert lives(TWO_RESULTS, saved="a m") == "e=128 d=288 y=288 | h=416"
+
+
+def test_who_reads_the_saved_result_does_not_wait_for_the_op_that_makes_it_again():
+    """k shares a loop with e, which d reads; if k had to wait for d there would be no order. k takes a's place: y, t, e
+    and k, 512; then y, k, e, m and a second a; then y, k, m and h."""
+    assert lives(TWO_RESULTS.replace("| h", "| k h"), saved="a") == "e=128 d=288 y=256 | e=512 d=544 h=416"
+
+
 def test_a_spilled_value_takes_memory_while_its_kernel_runs():
     text = "x = input 4x8\nm = amax x [1] True\ns = sub x m\ne = exp s\nz = sum e [1] True\ny = div e z\nreturn y |"
     assert lives(text) == "m=128 |"  # y alone
