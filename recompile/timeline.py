@@ -16,6 +16,13 @@ from recompile.dataflow import Dataflow, backward_order, dataflow_of, forward_or
 from recompile.fusion import FusionFacts, Kernel, fuse, fusion_facts, store_ops, stored_buffers
 from recompile.hardware import Hardware
 from recompile.joint import JointGraph, Kind, Side
+from recompile.work import name_of, words
+
+# Ops that Inductor lowers to a copy of their first argument and writes into; a base that nobody reads afterwards (the
+# zeros under an embedding's gradient) is not copied (``index_put``, ``scatter`` in torch/_inductor/lowering.py).
+WRITES_INTO_A_COPY = words(
+    "_unsafe_index_put _unsafe_masked_index_put_accumulate index_add index_put scatter scatter_add scatter_reduce"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,11 @@ class Timeline:
         self._tangents = frozenset(tangents_of(self.flow))
         self._copied_for_layout = copied_for_layout(self.flow)
         kinds = self.flow.kind
+        self._written_over = {
+            i: self.flow.buffer[self.flow.inputs[i][0]]
+            for i, node in enumerate(self.flow.nodes)
+            if name_of(node.target) in WRITES_INTO_A_COPY
+        }
         self._seconds_alone = {  # what runs outside of generated loops; sizes and tuples run nothing
             i: joint.notes[node].seconds
             for i, node in enumerate(self.flow.nodes)
@@ -101,7 +113,7 @@ class Timeline:
         for k, kernel in enumerate(kernels):
             made = [buffer for buffer in kernel.makes if buffer in stored]
             dying = [b for b in kernel.reads | kernel.makes if last_use[b] == k and b in mortal]
-            reused = 0 if kernel.is_extern else self._bytes_reused(kernel, made, dying)
+            reused = self._bytes_reused(kernel, made, dying)
             live += sum(size[b] for b in made) - reused
             first = kernel.ops[0].op
             dropped = sum(size[b] for b in self.flow.makes[first] if b in at_hand) if kernel.is_extern else 0
@@ -117,6 +129,9 @@ class Timeline:
         """
         size = self.flow.size_bytes
         free = [b for b in dying if b not in kernel.makes and b not in self._tangents]
+        if kernel.is_extern:
+            base = self._written_over.get(kernel.ops[0].op)
+            return size[base] if base in free and any(size[b] == size[base] for b in made) else 0
         if not free or not made:
             return 0
         before = ancestors_inside(kernel)

@@ -48,6 +48,22 @@ TRUE_RANDOM = TRUE_RANDOM.replace("prims.inductor_random [256,1024] k 'rand'", "
 SHARES = (None, 0.9, 0.5, 0.1, 0.0)
 
 
+@pytest.mark.parametrize("planner", ["save_all", "mincut", "stock"])
+def test_a_result_that_only_backward_reads_is_saved_when_its_op_runs_in_forward(planner):
+    """Like attention's log-sum-exp: without it backward would run the whole op again."""
+    text = """
+        x = input 256x1024
+        s = sort x -1
+        v = getitem s 0
+        i = getitem s 1
+        y = sin v
+        t = tangent 256x1024
+        g = gather t -1 i
+        return y | g
+    """
+    assert plan_text(plan_of(text, planner=planner)) == "saved: i | recomputed: -"
+
+
 def residual_chain(blocks, width=256):
     """x + exp(x u) v, so many times; per block backward reads its input and the exponential, four times as large."""
     forward, backward, gradients = [f"x0 = input {width}x8"], [f"t{blocks} = tangent {width}x8"], []

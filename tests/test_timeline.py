@@ -44,6 +44,18 @@ def test_inlined_values_take_no_memory():
     assert lives("x = input 4x8\na = sin x\nb = exp a\ny = cos b\nreturn y |") == "y=128 |"
 
 
+def test_what_is_accumulated_into_zeros_takes_their_place_unless_they_are_read_again():
+    text = """
+        i = input 4 int64
+        v = input 4x8
+        z = full [16,8] 0.0
+        g = index_put z [i] v True
+        return g |
+    """
+    assert lives(text, device="cpu") == "z=512 g=512 |"
+    assert lives(text.replace("return g", "h = mm z v'\n return g h"), device="cpu") == "z=512 g=1024 h=1280 |"
+
+
 TWO_RESULTS = """
     x = input 4x8
     e = exp x

@@ -30,7 +30,8 @@ def save_all_set(joint: JointGraph, flow: Dataflow) -> frozenset[int]:
         if i in seen or flow.is_input[i]:
             continue
         seen.add(i)
-        if joint.notes[flow.nodes[i]].cannot_save is None and flow.side[i] is Side.FORWARD:
+        runs_in_forward = flow.side[flow.op[i]] is Side.FORWARD  # attention's log-sum-exp: only backward reads it
+        if joint.notes[flow.nodes[i]].cannot_save is None and runs_in_forward:
             saved.add(i)
         else:
             pending.extend(flow.inputs[i])
