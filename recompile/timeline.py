@@ -70,6 +70,7 @@ class Timeline:
             for i, node in enumerate(self.flow.nodes)
             if name_of(node.target) in WRITES_INTO_A_COPY
         }
+        self._copied_bias = copied_biases(joint, self.flow)
         self._seconds_alone = {  # what runs outside of generated loops; sizes and tuples run nothing
             i: joint.notes[node].seconds
             for i, node in enumerate(self.flow.nodes)
@@ -109,6 +110,7 @@ class Timeline:
         size = self.flow.size_bytes
         mortal = (stored - kept) | (releasable.keys() - kept)
         live = held_bytes + sum(releasable.values())
+        looped = {buffer for kernel in kernels if not kernel.is_extern for buffer in kernel.makes}
         moments = []
         for k, kernel in enumerate(kernels):
             made = [buffer for buffer in kernel.makes if buffer in stored]
@@ -117,7 +119,10 @@ class Timeline:
             live += sum(size[b] for b in made) - reused
             first = kernel.ops[0].op
             dropped = sum(size[b] for b in self.flow.makes[first] if b in at_hand) if kernel.is_extern else 0
-            moments.append(Moment(phase, first, live + dropped, self._seconds(kernel, stored)))
+            bias, copied_bytes = self._copied_bias.get(first, (None, 0))
+            copied_bytes = copied_bytes if bias in looped else 0
+            seconds = self._seconds(kernel, stored) + 2 * copied_bytes / self.hardware.byte_per_s
+            moments.append(Moment(phase, first, live + dropped + copied_bytes, seconds))
             live -= sum(size[b] for b in dying) - reused
         return moments
 
@@ -177,6 +182,24 @@ def copied_for_layout(flow: Dataflow) -> list[int]:
             if flow.is_input[operand] and is_rowwise:
                 copied[operand] = None
     return list(copied)
+
+
+def copied_biases(joint: JointGraph, flow: Dataflow) -> dict[int, tuple[int, int]]:
+    """Per backward of memory-efficient attention with an expanded bias: the buffer behind it, bytes of it in full.
+
+    Inductor writes the expanded bias out where a loop of the same program makes it: ``sdpa_constraint`` in
+    torch/_inductor/lowering.py keeps the expansion for forward's call and for inputs alone.
+    """
+    found = {}
+    for i, node in enumerate(flow.nodes):
+        if node.target is torch.ops.aten._scaled_dot_product_efficient_attention_backward.default:
+            bias = node.args[4]
+            val = bias.meta["val"] if bias is not None else None
+            if val is not None and any(
+                not stride and size != 1 for size, stride in zip(val.shape, val.stride(), strict=True)
+            ):
+                found[i] = flow.buffer[flow.index[bias]], joint.notes[bias].numel * val.dtype.itemsize
+    return found
 
 
 def has_channels_last_strides(val: torch.Tensor) -> bool:
