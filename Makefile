@@ -11,7 +11,7 @@ endif
 export CXX
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-lint demo test test-all lint gpu clean
+.PHONY: help env env-lint demo test test-all lint tables gpu clean
 
 # A command with an Inductor cache of its own, removed afterwards: no result of an earlier run is taken for this one's.
 define with_fresh_cache
@@ -41,10 +41,14 @@ lint: env-lint ## Check style and imports
 	@$(PY) -m ruff check
 	@$(PY) -m ruff format --check
 
-gpu: env ## Run the tests that need a CUDA GPU
+tables: env ## Plan GPT-3 175B and a 70B model for GPUs that are not here: benchmarks/tables.md
+	@$(PY) -m benchmarks.tables
+
+gpu: env ## Measure plans on a CUDA GPU (six minutes: benchmarks/results) and run the tests that need one
 	@$(PY) -c 'import sys, torch; torch.cuda.is_available() or (print("make gpu needs a CUDA GPU, and torch " \
 	+ torch.__version__ + " finds none: run it on a machine with one, with a CUDA build of torch.", \
 	file=sys.stderr), sys.exit(2))'
+	$(call with_fresh_cache,$(PY) -m benchmarks.gpu)
 	$(call with_fresh_cache,$(PY) -m pytest -m gpu tests/gpu)
 
 clean: ## Remove .venv and all else that these commands made

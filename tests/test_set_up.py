@@ -220,7 +220,7 @@ def test_make_alone_lists_every_target_one_a_line(checkout):
     done = make(checkout)
     assert done.returncode == 0, done.stderr
     assert [line.split()[:2] for line in done.stdout.splitlines()] == [
-        ["make", target] for target in ("help", "env", "demo", "test", "test-all", "lint", "gpu", "clean")
+        ["make", target] for target in ("help", "env", "demo", "test", "test-all", "lint", "tables", "gpu", "clean")
     ]
 
 
