@@ -15,6 +15,8 @@ CPU counts as on the GPU.
 from __future__ import annotations
 
 import copy
+import logging
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -121,7 +123,9 @@ def trace_joint(
     compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
     try:
         with (
-            torch._dynamo.config.patch(recompile_limit=2**20, accumulated_recompile_limit=2**20),
+            torch._dynamo.config.patch(
+                recompile_limit=2**20, accumulated_recompile_limit=2**20, ignore_logging_functions=messages()
+            ),
             torch.enable_grad(),
             autocast_of_gpu(autocast),
             mode,
@@ -130,6 +134,13 @@ def trace_joint(
     except _Traced:
         pass
     return recorder.trace()
+
+
+def messages() -> set[Callable[..., Any]]:
+    """What only tells people something: no message is worth a graph break in a trace that runs nothing."""
+    levels = ("debug", "info", "warning", "error", "critical", "exception", "log")
+    methods = {value for value in vars(logging.Logger).values() if callable(value)}  # also those of other packages
+    return methods | {getattr(logging, level) for level in levels} | {warnings.warn}
 
 
 def compile_on_cpu(
@@ -144,6 +155,7 @@ def compile_on_cpu(
     with (
         inductor_config.patch(patches),
         functorch_config.patch(enable_autograd_cache=False),
+        absent_generators(),  # checkpointed dropout is drawn again from a saved state
         mock.patch.object(decomposition, "is_gpu", lambda device_type: True),
         mock.patch.object(compile_fx, "_recursive_joint_graph_passes", passes_on_gpu),
         mock.patch.object(joint_passes, "UniformValueConstantFolder", FolderOnCPU),

@@ -1,7 +1,9 @@
 """Traces for a GPU on a machine without one: the graph that Inductor's partitioner would get, on fake CUDA tensors."""
 
 import copy
+import logging
 import resource
+import warnings
 from collections import Counter
 
 import pytest
@@ -12,6 +14,7 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._inductor import compile_fx, decomposition, pattern_matcher
 from torch._inductor.fx_passes import joint_graph
 from torch._subclasses import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 from recompile.torch_private_gpu import device_guards
 from recompile.torch_private_trace import FolderOnCPU, new_fake_mode
@@ -20,6 +23,7 @@ from recompile.trace import as_fakes, trace_step
 from .whole.interpret import interpreted, partitioner
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+LOGGER = logging.getLogger("a model")
 PATCHED = (
     (compile_fx, "_recursive_joint_graph_passes"),
     (decomposition, "is_gpu"),
@@ -133,6 +137,24 @@ def test_a_graph_break_is_refused_with_its_place():
 
     with pytest.raises(torch._dynamo.exc.Unsupported, match=r"test_trace\.py"):
         trace_step(broken, (torch.randn(3, requires_grad=True),))
+
+
+def test_a_message_to_people_is_no_graph_break():
+    def talkative(x):
+        LOGGER.warning("so many rows: %d", x.shape[0])
+        warnings.warn("deprecated", stacklevel=2)
+        return x.exp().sum()
+
+    assert "aten.exp.default" in ops(trace_step(talkative, (torch.randn(3, requires_grad=True),)))
+
+
+def test_dropout_in_a_checkpointed_region_can_be_traced():
+    def loss_of(x):
+        return checkpoint(lambda x: F.dropout(x.exp(), 0.5).sin(), x, use_reentrant=False).sum()
+
+    trace = trace_step(loss_of, (torch.randn(8, 8, requires_grad=True),))
+    forward, backward = trace.split(partitioner(None))
+    assert "exp" in str(backward.graph) and "exp" in str(forward.graph)
 
 
 def test_shared_parameters_stay_shared():
