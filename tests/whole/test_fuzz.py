@@ -119,5 +119,6 @@ def test_random_numbers_drawn_again_are_noticed(without_rules, without_replay):
 
 
 def test_a_generator_that_is_drawn_from_twice_is_noticed(without_replay):
-    with pytest.raises(AssertionError, match=r"stock at None: gradient 0 is not that of save_all"):
+    """The plan "full" keeps neither the mask nor dropout's result."""
+    with pytest.raises(AssertionError, match=r"full at None: gradient 0 is not that of save_all"):
         check(DROPOUT, True, 0)
