@@ -45,7 +45,8 @@ def plan(
     """What ``torch.compile(model, backend="recompile")`` would decide for ``model(*args, **kwargs)`` on a GPU.
 
     ``model``: a module in the mode that is meant (train or eval), or a function; its tensors and the arguments may be
-    real, fake or on meta, only their shapes and dtypes count, nothing of their size is allocated. ``hardware``: a name
+    real, fake or on meta, only their shapes and dtypes count, nothing of their size is allocated; a ``torch.Size``
+    among the arguments stands for int64 tokens of that shape. ``hardware``: a name
     (``"h100"``), a file or a Hardware. ``loss``: from the model's result to a scalar; without it all results are
     outputs, as compiled. ``autocast``: the dtype of ``torch.autocast("cuda", dtype)`` around the call. ``optimizer``:
     for the footprint, see ``recompile.footprint``. ``program``: whether to have Inductor emit its program for the GPU,
@@ -55,7 +56,7 @@ def plan(
     for a bad option, BudgetError when no plan fits, ValueError where nothing wants a gradient, and what Dynamo raises,
     with the place, where the model cannot be traced in one graph.
     """
-    target = gpu(hardware)
+    target, args, kwargs = gpu(hardware), as_tensors(args), as_tensors(kwargs)
     options = gpu_options(target, memory_budget, planner, inductor)
     chip = chip_of(target, program)
     trace = trace_step(with_loss(model, loss), args, kwargs, dict(options.inductor), autocast)
@@ -69,7 +70,7 @@ def explained(
     """Plan a traced step, itemise its memory, and with a chip emit the program."""
     with records.recording() as reports:
         forward, backward = trace.split(Partitioner(options, hardware))
-    explanation = Explanation((reports[-1],))
+    explanation = Explanation((reports[-1],), () if chip is not None else (program_missing(hardware),))
     if chip is not None:
         from recompile.gpu import program_for
 
@@ -92,7 +93,7 @@ def frontier(
     **kwargs: Any,
 ) -> Frontier:
     """The whole trade-off between peak and time of ``model(*args, **kwargs)`` on a GPU; arguments as for ``plan``."""
-    target = gpu(hardware)
+    target, args, kwargs = gpu(hardware), as_tensors(args), as_tensors(kwargs)
     options = gpu_options(target, None, "mincut", inductor)
     trace = trace_step(with_loss(model, loss), args, kwargs, dict(options.inductor), autocast)
     return frontier_of(annotated(trace, target), target)
@@ -146,6 +147,24 @@ class _WithLoss(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         return self.loss(self.model(*args, **kwargs))
+
+
+def program_missing(hardware: Hardware) -> str:
+    """Why an explanation has a prediction and no program."""
+    if hardware.name not in CHIPS:
+        return f"no program of Inductor's: code can be generated for {', '.join(CHIPS)}, not for {hardware.name}"
+    if not triton_is_installed():
+        return "no program of Inductor's: it needs the triton package, pip install 'recompile[gpu-dry-run]'"
+    return "no program of Inductor's was asked for"
+
+
+def as_tensors(value: Any) -> Any:
+    """Token ids on meta in place of every torch.Size among arguments."""
+    if isinstance(value, torch.Size):
+        return torch.empty(value, dtype=torch.int64, device="meta")
+    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+        return type(value)(as_tensors(item) for item in value)
+    return {key: as_tensors(item) for key, item in value.items()} if type(value) is dict else value
 
 
 def triton_is_installed() -> bool:

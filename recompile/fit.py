@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from recompile.ahead import explained, gpu, gpu_options, with_loss
+from recompile.ahead import as_tensors, explained, gpu, gpu_options, with_loss
 from recompile.decide import PREDICTION_MARGIN
 from recompile.errors import BudgetError, OptionError
 from recompile.footprint import Footprint
@@ -102,7 +102,7 @@ class Steps:
         self, size: int, memory_budget: float | int | None, planner: str | Callable | None = None
     ) -> Explanation:
         if size not in self.traces:
-            args, kwargs = arguments_of(self.make_batch(size))
+            args, kwargs = as_tensors(arguments_of(self.make_batch(size)))
             step = with_loss(self.model, self.loss)
             self.traces[size] = trace_step(step, args, kwargs, autocast=self.autocast), (args, kwargs)
         trace, batch = self.traces[size]
@@ -114,7 +114,8 @@ def arguments_of(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """Positional and keyword arguments: a dict by keyword, a tuple by position, anything else as the only argument."""
     if isinstance(batch, Mapping):
         return (), dict(batch)
-    return (tuple(batch), {}) if isinstance(batch, tuple | list) else ((batch,), {})
+    is_sequence = isinstance(batch, tuple | list) and not isinstance(batch, torch.Size)
+    return (tuple(batch), {}) if is_sequence else ((batch,), {})
 
 
 def largest_within(needed_bytes: Callable[[int], int], limit: int) -> int:

@@ -182,6 +182,30 @@ def test_a_graph_break_is_refused_with_its_place():
         recompile.plan(broken, torch.empty(4, requires_grad=True), hardware="h100")
 
 
+def test_without_triton_the_plan_works_and_says_what_is_missing(monkeypatch):
+    monkeypatch.setattr("recompile.ahead.triton_is_installed", lambda: False)
+    explanation = recompile.plan(*on_meta(), hardware="h100")
+    assert explanation.program is None and explanation.peak_bytes > 0
+    assert "no program of Inductor's: it needs the triton package, pip install 'recompile[gpu-dry-run]'" in str(
+        explanation
+    )
+
+
+def test_a_gpu_that_no_code_can_be_generated_for_is_planned_and_says_so():
+    explanation = recompile.plan(*on_meta(), hardware="mi300x")
+    assert explanation.program is None and "not for mi300x" in str(explanation)
+
+
+def test_a_shape_stands_for_tokens():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 1))
+    by_shape = recompile.plan(model, torch.Size([2, 8]), hardware="h100", loss=torch.sum, program=False)
+    tokens = torch.zeros(2, 8, dtype=torch.int64)
+    assert (
+        by_shape.peak_bytes == recompile.plan(model, tokens, hardware="h100", loss=torch.sum, program=False).peak_bytes
+    )
+
+
 def test_asking_for_the_program_without_triton_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.setattr("recompile.ahead.triton_is_installed", lambda: False)
