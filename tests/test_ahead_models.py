@@ -24,7 +24,9 @@ def of(kind, config, **settings):
 
 MODELS = {
     "gpt2": lambda: (of("GPT2LMHeadModel", "GPT2Config", n_layer=1, n_embd=64, n_head=4, vocab_size=100), TOKENS),
-    "llama": lambda: (of("LlamaForCausalLM", "LlamaConfig", num_hidden_layers=1, num_key_value_heads=2, **SMALL), TOKENS),
+    "llama": lambda: (
+        of("LlamaForCausalLM", "LlamaConfig", num_hidden_layers=1, num_key_value_heads=2, **SMALL), TOKENS,
+    ),
     "bert": lambda: (of("BertForMaskedLM", "BertConfig", num_hidden_layers=1, **SMALL), TOKENS),
     "vit": lambda: (
         of("ViTForImageClassification", "ViTConfig", num_hidden_layers=1, image_size=32, patch_size=8,
@@ -36,8 +38,8 @@ MODELS = {
            vocab_size=100, decoder_start_token_id=0), TOKENS,
     ),
     "mixtral": lambda: (
-        of("MixtralForCausalLM", "MixtralConfig", num_hidden_layers=1, num_key_value_heads=2, num_local_experts=4, **SMALL),
-        TOKENS,
+        of("MixtralForCausalLM", "MixtralConfig", num_hidden_layers=1, num_key_value_heads=2, num_local_experts=4,
+           **SMALL), TOKENS,
     ),
 }  # fmt: skip
 

@@ -20,7 +20,7 @@ def model():
 
 
 def test_what_grows_linearly_with_layers_is_extrapolated_exactly(model):
-    assert at(10, 20.0, 30.0) == 60.0
+    assert at(2 * MORE - FEW, 20.0, 30.0) == 40.0
     assert model.cost(FEW, "full") == model._planned(FEW, "full")
     three = at(3, *(model._planned(count, "save all").saved_bytes for count in (FEW, MORE)))
     assert model.cost(3, "save all").saved_bytes == three
