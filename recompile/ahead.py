@@ -15,9 +15,9 @@ import torch
 from recompile import records
 from recompile.annotation import annotate
 from recompile.backend import Partitioner, inductor_patches, prepare
-from recompile.chip import CHIPS, Chip, chip_for
+from recompile.chip import CHIPS, HOPPER, Chip, chip_for
 from recompile.errors import OptionError
-from recompile.footprint import HOPPER, footprint
+from recompile.footprint import footprint
 from recompile.hardware import Hardware
 from recompile.hardware import resolve as resolve_hardware
 from recompile.joint import JointGraph

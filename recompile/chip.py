@@ -26,6 +26,18 @@ LIMITS = MappingProxyType(
 )
 
 
+# What torch gives cuBLAS for each handle and stream unless CUBLAS_WORKSPACE_CONFIG says otherwise
+# (parseChosenWorkspaceSize in aten/src/ATen/cuda/CublasHandlePool.cpp): 32 MiB from Hopper on, before it :4096:2:16:8.
+HOPPER = (9, 0)
+BLAS_WORKSPACE_BYTES_FROM_HOPPER = 32 * 2**20
+BLAS_WORKSPACE_BYTES = 2 * 4096 * 1024 + 8 * 16 * 1024
+
+
+def blas_workspace_bytes(capability: tuple[int, int]) -> int:
+    """What torch allocates for cuBLAS at a process's first matmul and keeps."""
+    return BLAS_WORKSPACE_BYTES_FROM_HOPPER if capability >= HOPPER else BLAS_WORKSPACE_BYTES
+
+
 @dataclass(frozen=True, slots=True)
 class Chip:
     """A GPU as a code generator sees it. ``device_name`` is what the driver calls it."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from recompile.chip import HOPPER, blas_workspace_bytes
 from recompile.units import format_bytes
 from recompile.work import storage_bytes_of
 
@@ -17,10 +18,6 @@ STATE_PER_PARAMETER_BYTE = {"adamw": 2.0, "adam": 2.0, "sgd": 0.0, "sgd-momentum
 # An assumption, to be replaced by what nvidia-smi shows for an idle process on the machine at hand: the CUDA context,
 # loaded kernels, and library handles are outside of PyTorch's allocator.
 CONTEXT_BYTES = 2**29
-# What cuBLAS takes through PyTorch's allocator at its first matmul: CUBLAS_WORKSPACE_CONFIG's default of
-# ":4096:2:16:8", 8 MiB and 128 KiB; 32 MiB from compute capability 9.0 (aten/src/ATen/cuda/CublasHandlePool.cpp).
-HOPPER = (9, 0)
-WORKSPACE_BYTES, WORKSPACE_BYTES_HOPPER = 8 * 2**20 + 2**17, 32 * 2**20
 # An assumption: share of the allocator's peak that lies in blocks of segments that nothing else fits into.
 FRAGMENTATION_SHARE = 0.03
 
@@ -120,7 +117,7 @@ def footprint(
         optimizer_bytes=state_bytes,
         step_bytes=step_bytes,
         gradient_bytes=trainable_bytes,
-        workspace_bytes=WORKSPACE_BYTES_HOPPER if capability >= HOPPER else WORKSPACE_BYTES,
+        workspace_bytes=blas_workspace_bytes(capability),
         context_bytes=context_bytes,
         fragmentation_bytes=0,
     )

@@ -26,7 +26,7 @@ import torch.fx as fx
 from recompile import records
 from recompile.annotation import dtype_of
 from recompile.backend import Partitioner, inductor_patches
-from recompile.chip import Chip, chip_for
+from recompile.chip import Chip, blas_workspace_bytes, chip_for
 from recompile.hardware import Hardware
 from recompile.hardware import resolve as resolve_hardware
 from recompile.joint import Kind
@@ -38,12 +38,6 @@ from recompile.torch_private_gpu import compile_kernel
 from recompile.torch_private_lowering import HOLDS_TANGENTS, Lowered, LoweredKernel, lower
 from recompile.trace import JointTrace, trace_step
 from recompile.work import kind_of, work_of
-
-# What torch gives cuBLAS for each handle and stream unless CUBLAS_WORKSPACE_CONFIG says otherwise
-# (parseChosenWorkspaceSize in aten/src/ATen/cuda/CublasHandlePool.cpp): 32 MiB from Hopper on, before it :4096:2:16:8.
-HOPPER = (9, 0)
-BLAS_WORKSPACE_BYTES_FROM_HOPPER = 32 * 2**20
-BLAS_WORKSPACE_BYTES = 2 * 4096 * 1024 + 8 * 16 * 1024
 
 
 @dataclass(frozen=True)
@@ -107,7 +101,7 @@ class Program:
     @property
     def blas_workspace_bytes(self) -> int:
         """What torch allocates for cuBLAS at the process's first matmul and keeps; in no peak here."""
-        return BLAS_WORKSPACE_BYTES_FROM_HOPPER if self.chip.capability >= HOPPER else BLAS_WORKSPACE_BYTES
+        return blas_workspace_bytes(self.chip.capability)
 
     def triton_sources(self, phase: str | None = None) -> dict[str, str]:
         """The text of each Triton kernel by name, of one phase ("forward", "backward") or of both.

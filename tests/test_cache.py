@@ -332,41 +332,6 @@ def test_a_dynamic_graph_is_explained_whatever_batch_size_comes_first():
     assert saved_and_recomputed(second) == saved_and_recomputed(first)
 
 
-def tanhs(x, w):
-    for _ in range(8):
-        x = (x @ w).tanh().exp()
-    return x.square().mean()
-
-
-def grown(budget, *rows):
-    """Compile as a new process would and train on more and more rows. Per call: hits so far, limit, whether it fits."""
-    forget_all()
-    w = torch.eye(16).requires_grad_()
-    compiled = torch.compile(tanhs, backend="recompile", options={"memory_budget": budget})
-    outcomes = []
-    for number in rows:
-        x = torch.ones(number, 16)
-        torch._dynamo.mark_dynamic(x, 0)
-        peak_bytes = recompile.measure(lambda x=x: compiled(x, w).backward()).peak_bytes
-        w.grad = None
-        latest = list(recompile.explain(compiled).graphs)[-1]
-        outcomes.append((counters["aot_autograd"]["autograd_cache_hit"], latest.limits[0][1], peak_bytes <= budget))
-    return outcomes
-
-
-def test_a_budget_in_bytes_holds_for_sizes_that_grow_in_this_process_and_from_the_cache():
-    """A call beyond a plan's limit, and a cached plan of a smaller size, get a plan of their own."""
-    budget = 1_000_000
-    (_, first, fits), (_, second, also_fits), (_, third, still_fits) = grown(budget, 100, 1600, 50)
-    assert (fits, also_fits, still_fits) == (True, True, True)
-    assert 100 < first < 1600 <= second == third
-    assert grown(budget, 100, 1600, 50) == [(1, first, True), (2, second, True), (2, second, True)]
-    [(num_hits, limit, fits)] = grown(budget, 1700)
-    assert (num_hits, fits) == (0, True) and limit >= 1700
-    with pytest.raises(recompile.BudgetError, match="This is for the sizes"):
-        grown(budget, 100, 3_000)
-
-
 # Planners of the user's own
 
 

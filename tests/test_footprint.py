@@ -8,8 +8,6 @@ import torch.nn as nn
 
 from recompile.footprint import (
     CONTEXT_BYTES,
-    WORKSPACE_BYTES,
-    WORKSPACE_BYTES_HOPPER,
     footprint,
     state_bytes_per_parameter_byte,
 )
@@ -34,12 +32,12 @@ def test_every_item_is_counted_once_without_allocating_anything():
     assert (items.optimizer_bytes, items.gradient_bytes, items.step_bytes) == (8000, 4000, 100_000)
     allocated = 4040 + 80 + 512 + 8000 + 100_000
     assert items.fragmentation_bytes == math.ceil(0.03 * allocated)
-    assert items.total_bytes == allocated + math.ceil(0.03 * allocated) + WORKSPACE_BYTES_HOPPER + CONTEXT_BYTES
+    assert items.total_bytes == allocated + math.ceil(0.03 * allocated) + 32 * 2**20 + CONTEXT_BYTES
 
 
 def test_the_gradients_are_the_least_that_a_step_leaves():
     items = footprint(tied(), (), step_bytes=3000, optimizer="none", context_bytes=0, capability=(8, 0))
-    assert items.total_bytes == 4040 + 80 + 4000 + math.ceil(0.03 * 8120) + WORKSPACE_BYTES
+    assert items.total_bytes == 4040 + 80 + 4000 + math.ceil(0.03 * 8120) + 8 * 2**20 + 2**17
 
 
 @pytest.mark.parametrize(("optimizer", "share"), [("adamw", 2.0), ("SGD", 0.0), ("sgd-momentum", 1.0), (6, 6.0)])
