@@ -120,9 +120,11 @@ def by_pytorch(program: Program, fallback_random: bool) -> Outcome | None:
 def assert_like_eager(program: Program, actual: Outcome, eager: Outcome) -> None:
     different = differences(program, actual, eager)
     if not different:
-        assert torch.equal(actual.random_state, eager.random_state), (
-            "the generator is left in another state than eager's"
-        )
+        is_left_alike = torch.equal(actual.random_state, eager.random_state)
+        if not is_left_alike and program.is_random:  # a draw that nobody reads is dropped, whoever splits the graph
+            pytorch = by_pytorch(program, fallback_random=True)
+            is_left_alike = pytorch is not None and torch.equal(actual.random_state, pytorch.random_state)
+        assert is_left_alike, "the generator is left in another state than eager's and PyTorch's"
         return
     disturbed = [trained(program, noise=noise) for noise in (1, 2, 3)]
     unstable = {name for other in disturbed for name in differences(program, other, eager)}
