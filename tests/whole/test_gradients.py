@@ -31,7 +31,8 @@ PLANS = [*((budget, "mincut") for budget in BUDGETS), (None, "full")]
 SEED = 7
 INTERPRETED_TOLERANCE = 1e-5  # Inductor's decompositions round differently from eager's kernels
 COMPILED_TOLERANCE = 1e-4  # and its kernels sum in another order
-AUTOCAST_TOLERANCE = 0.1  # bfloat16 has 8 bits: 0.004 a rounding, many in a row; T5 is 0.09 off with torch 2.11
+# bfloat16 has 8 bits: 0.004 a rounding, many in a row. With torch 2.11, T5 is 0.15 off whoever splits the graph.
+AUTOCAST_TOLERANCE = 0.05 if torch.__version__ >= "2.12" else 0.2
 NUM_GRAPHS = {"resnet_with_cumulative_average": 2}  # BatchNorm's momentum None reads a tensor's value in Python
 
 
