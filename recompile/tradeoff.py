@@ -12,8 +12,6 @@ from recompile.joint import JointGraph
 from recompile.planner.mincut import Search
 from recompile.report.text import frontier_table
 
-NUM_LIMITS = 32  # budgets between the smallest peak and the fastest plan's at which gaps are filled
-
 
 @dataclass(frozen=True, slots=True)
 class FrontierPoint:
@@ -48,11 +46,9 @@ class Frontier:
         plot_frontier(self, path, list(others))
 
 
-def frontier_of(joint: JointGraph, hardware: Hardware, num_limits: int = NUM_LIMITS) -> Frontier:
+def frontier_of(joint: JointGraph, hardware: Hardware) -> Frontier:
     """The frontier of an annotated graph, from one search: as ``mincut`` would answer any budget."""
-    search = Search(joint, hardware)
-    plans = search.frontier(num_limits)
-    return Frontier(points_of(plans), hardware.name)
+    return Frontier(points_of(Search(joint, hardware).pool.frontier()), hardware.name)
 
 
 def points_of(candidates: Sequence[Any]) -> tuple[FrontierPoint, ...]:

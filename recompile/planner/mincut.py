@@ -14,22 +14,39 @@ prices are uniform over time, equal layers are not flipped together one role at 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
+from recompile.errors import PlanError
 from recompile.hardware import Hardware
 from recompile.joint import Budget, JointGraph, Plan
 from recompile.planner.finish import check_budget, plan_from
 from recompile.planner.full import full_recompute_set
+from recompile.planner.library import Library
+from recompile.planner.mixture import fastest_mixture
 from recompile.planner.network import CutNetwork, cut_network
 from recompile.planner.pool import Candidate, Pool, fill_between
 from recompile.planner.save_all import save_all_set
+from recompile.planner.segments import segments_of
 from recompile.planner.separators import separators
 from recompile.planner.stock import stock_saved_set
+from recompile.planner.variants import varied_cuts
 from recompile.timeline import Timeline
 
 # Prices, as multiples of the price at which saving all candidates costs as much as recomputing all of them.
 PRICE_LADDER = tuple(10.0 ** (step / 2) for step in range(-8, 9))
 MAX_STRIDES = 6
 MAX_FILLED_GAPS = 4
+# Cuts around which single values are turned; more gained nothing on GPT, Llama and a conv net.
+NUM_TURNED_CUTS = 5
+# How many neighbouring segments a piece covers: with more than one, boundaries between them may be rebuilt too.
+STRIDES_MIXED = (1, 2, 4, 8)
+# Peaks, evenly spaced, for which the best mixture of pieces is simulated whatever budget is asked.
+NUM_LIMITS = 24
+# Mixtures tried for one peak: each aims as far from it as the one before was off.
+MOST_CORRECTIONS = 4
+CLOSE_SHARE = 0.005
+# A plan that leaves more than this of a budget unused is looked at again.
+UNUSED_SHARE = 0.02
 
 
 def mincut(joint: JointGraph, hardware: Hardware, budget: Budget) -> Plan:
@@ -51,49 +68,110 @@ class Search:
     def __init__(self, joint: JointGraph, hardware: Hardware):
         self.pool = Pool(Timeline(joint, hardware))
         flow = self.pool.timeline.flow
-        network = cut_network(joint, flow, hardware)
-        savable = {
-            i for i, seconds in zip(network.candidates, network.save_seconds, strict=True) if seconds is not None
-        }
-        self.boundaries = tuple(i for i in separators(flow) if i in savable)
-        self.pool.add(stock_saved_set(joint, flow, 1.0))
-        self.pool.add(save_all_set(joint, flow))
-        self.pool.add(full_recompute_set(joint, flow))
+        self.network = cut_network(joint, flow, hardware)
+        savable = zip(self.network.candidates, self.network.save_seconds, strict=True)
+        can_save = {i for i, seconds in savable if seconds is not None}
+        self.boundaries = tuple(i for i in separators(flow) if i in can_save)
+        self.segments = segments_of(flow, self.boundaries)
+        self.libraries = [
+            Library(self.pool.timeline, segments_of(flow, self.boundaries[stride - 1 :: stride]))
+            for stride in STRIDES_MIXED
+            if stride == 1 or len(self.boundaries) >= 4 * stride
+        ]
+        for saved in (stock_saved_set(joint, flow, 1.0), save_all_set(joint, flow), full_recompute_set(joint, flow)):
+            self._try(saved)
         for forced in boundary_families(self.boundaries):
-            for price in prices(network):
-                self.pool.add(network.saved_at(price, forced))
+            for price in prices(self.network):
+                self._try(self.network.saved_at(price, forced))
+        self._try_turns()
+        self._mix_everywhere()
 
     def answer(self, budget: Budget) -> Candidate:
-        """The fastest plan within the budget, after filling the gap around it."""
-        floor = self.pool.frontier()[0]
-        check_budget(budget, floor.peak_bytes, "mincut")
+        """The fastest plan within the budget, after filling the gap around it.
+
+        What one budget tries is no other's business: the same plan comes out whatever was asked before.
+        """
+        check_budget(budget, self.pool.frontier()[0].peak_bytes, "mincut")
         limit = budget.peak_bytes
+        pool = self.pool.copied()
         if limit is not None:
-            self._fill_gap_at(limit)
-        chosen = self.pool.fastest_within(limit)
+            for library in self.libraries:
+                mix(pool, library, limit)
+            if pool.fastest_within(limit).peak_bytes < (1 - UNUSED_SHARE) * limit:
+                self._fill_gap_at(pool, limit)
+        chosen = pool.fastest_within(limit)
         assert chosen is not None, "the floor fits, so something fits"
         return chosen
 
-    def frontier(self, num_limits: int) -> list[Candidate]:
-        """All plans that no other beats, after filling gaps at evenly spaced budgets; from the smallest peak up."""
+    def _try(self, saved: Iterable[int]) -> Candidate:
+        """Simulate a plan unless that was done, and learn from it what its pieces cost."""
+        known = len(self.pool.candidates)
+        candidate = self.pool.add(saved)
+        if len(self.pool.candidates) > known:
+            self._learn_from(candidate)
+        return candidate
+
+    def _learn_from(self, candidate: Candidate) -> None:
+        for library in self.libraries:
+            library.measure(candidate)
+
+    def _try_turns(self) -> None:
+        """Cuts with one value per segment turned, at a few prices that give different cuts."""
+        cuts: dict[frozenset[int], float] = {}
+        for price in prices(self.network):
+            cuts.setdefault(self.network.saved_at(price, frozenset(self.boundaries)), price)
+        for base, price in spread(list(cuts.items()), NUM_TURNED_CUTS):
+            for kept, rebuilt in varied_cuts(self.network, self.segments, price, base):
+                try:
+                    self._try(self.network.saved_at(price, kept, rebuilt))
+                except PlanError:
+                    continue  # a value of these is needed to rebuild one that cannot be saved
+
+    def _mix_everywhere(self) -> None:
+        """Mixtures at evenly spaced peaks between the smallest and that of the fastest plan."""
         found = self.pool.frontier()
         floor, ceiling = found[0].peak_bytes, found[-1].peak_bytes
-        for step in range(1, num_limits):
-            self._fill_gap_at(floor + step * (ceiling - floor) // num_limits)
-        return self.pool.frontier()
+        for step in range(NUM_LIMITS + 1):
+            for library in self.libraries:
+                for candidate in mix(self.pool, library, floor + step * (ceiling - floor) // NUM_LIMITS):
+                    self._learn_from(candidate)
 
-    def _fill_gap_at(self, limit: int) -> None:
-        """Mix plans that fit with faster ones that don't, so that the memory between them is used."""
+    def _fill_gap_at(self, pool: Pool, limit: int) -> None:
+        """Follow plans that fit up to a boundary and faster ones that don't after it, so that the memory between them
+        is used."""
         for _ in range(MAX_FILLED_GAPS):
-            before = len(self.pool.candidates)
-            frontier = self.pool.frontier()
+            before = len(pool.candidates)
+            frontier = pool.frontier()
             fitting = [c for c in frontier if c.peak_bytes <= limit]
             too_large = [c for c in frontier if c.peak_bytes > limit]
             for small in {id(c): c for c in (fitting[0], fitting[-1])}.values():
                 for fast in {id(c): c for c in (too_large[:1] + too_large[-1:])}.values():
-                    fill_between(self.pool, small, fast, self.boundaries, lambda c: c.peak_bytes <= limit)
-            if len(self.pool.candidates) == before:
+                    fill_between(pool, small, fast, self.boundaries, lambda c: c.peak_bytes <= limit)
+            if len(pool.candidates) == before:
                 return
+
+
+def mix(pool: Pool, library: Library, limit: int) -> list[Candidate]:
+    """Add the best mixture of pieces for a peak to the pool, corrected by what its simulation says; the plans tried."""
+    aim, segments, tried = limit, library.segments, []
+    choices = [library.best_of(kind) for kind in segments.kind]
+    for _ in range(MOST_CORRECTIONS):
+        mixture = fastest_mixture(choices, library.gradient_bytes, aim)
+        if mixture is None:
+            break
+        placed = (segments.placed(k, piece.pattern) for k, piece in enumerate(mixture))
+        tried.append(pool.add(frozenset().union(*placed)))
+        if 0 <= limit - tried[-1].peak_bytes < CLOSE_SHARE * limit:
+            break
+        aim += limit - tried[-1].peak_bytes
+    return tried
+
+
+def spread(items: list, count: int) -> list:
+    """``count`` items evenly spaced over a list, its ends included; all when there are no more."""
+    if len(items) <= count:
+        return items
+    return [items[round(step * (len(items) - 1) / (count - 1))] for step in range(count)]
 
 
 @functools.lru_cache(maxsize=1)

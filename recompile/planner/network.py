@@ -30,18 +30,21 @@ class CutNetwork:
     uses: tuple[tuple[int, int], ...]  # positions in candidates
     needed: tuple[int, ...]
 
-    def saved_at(self, price: float, forced: frozenset[int] = frozenset()) -> frozenset[int]:
+    def saved_at(
+        self, price: float, forced: frozenset[int] = frozenset(), excluded: frozenset[int] = frozenset()
+    ) -> frozenset[int]:
         """The nodes saved by the cheapest choice when a saved byte costs ``price`` seconds.
 
-        ``forced`` nodes must not be recomputed: they are saved if anything needs them.
+        ``forced`` nodes must not be recomputed: they are saved if anything needs them. ``excluded`` ones must not be
+        saved.
         """
         recompute = [
             None if seconds is None or node in forced else seconds
             for node, seconds in zip(self.candidates, self.recompute_seconds, strict=True)
         ]
         save = [
-            None if seconds is None else seconds + price * size
-            for seconds, size in zip(self.save_seconds, self.held_bytes, strict=True)
+            None if seconds is None or node in excluded else seconds + price * size
+            for node, seconds, size in zip(self.candidates, self.save_seconds, self.held_bytes, strict=True)
         ]
         costs = scale_to_integers([*recompute, *save])
         count = len(self.candidates)

@@ -42,6 +42,10 @@ class Pool:
             self.candidates[legal] = Candidate(legal, self.timeline.simulate(legal), flops)
         return self.candidates[legal]
 
+    def copied(self) -> Pool:
+        """A pool of its own with the same plans."""
+        return Pool(self.timeline, dict(self.candidates))
+
     def frontier(self) -> list[Candidate]:
         """The candidates that no other beats in both peak and time, from the smallest peak to the fastest."""
         best: list[Candidate] = []

@@ -12,7 +12,7 @@ import statistics
 from recompile.dataflow import Dataflow
 from recompile.joint import Kind, Side
 
-# Buffers below this share of the median forward buffer (masks, statistics) may cross a boundary unnoticed.
+# Buffers below this share of the median result of a library call (masks, statistics) may cross a boundary unnoticed.
 TINY_SHARE = 0.1
 # A buffer alive over more than this share of forward (an encoder's output, a rotary table) belongs to no boundary.
 LONG_LIVED_SHARE = 0.4
@@ -24,7 +24,8 @@ def separators(flow: Dataflow) -> tuple[int, ...]:
     spans = _lifetimes(flow, ops)
     if not spans:
         return ()
-    tiny = TINY_SHARE * statistics.median(flow.size_bytes[buffer] for buffer in spans)
+    called = [b for b in spans if not flow.is_input[b] and flow.kind[flow.maker(b)] is Kind.EXTERN]
+    tiny = TINY_SHARE * statistics.median(flow.size_bytes[buffer] for buffer in called or spans)
     limit = LONG_LIVED_SHARE * len(ops)
     counted = {b: span for b, span in spans.items() if flow.size_bytes[b] >= tiny and span[1] - span[0] <= limit}
     born: dict[int, list[int]] = {}
