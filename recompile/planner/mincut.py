@@ -14,7 +14,7 @@ prices are uniform over time, equal layers are not flipped together one role at 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from recompile.errors import PlanError
 from recompile.hardware import Hardware
@@ -32,9 +32,11 @@ from recompile.planner.stock import stock_saved_set
 from recompile.planner.variants import varied_cuts
 from recompile.timeline import Timeline
 
-# Prices, as multiples of the price at which saving all candidates costs as much as recomputing all of them.
-PRICE_LADDER = tuple(10.0 ** (step / 2) for step in range(-8, 9))
-MAX_STRIDES = 6
+# Prices, as multiples of the price at which saving all candidates costs as much as recomputing all of them. Half decades
+# gained nothing that turns and mixtures don't.
+PRICE_LADDER = tuple(10.0**step for step in range(-4, 5))
+# Families that keep only every so many-th boundary, down to the root of 256 layers; their cuts at every third price.
+STRIDES = (2, 4, 8, 16)
 MAX_FILLED_GAPS = 4
 # Cuts around which single values are turned; more gained nothing on GPT, Llama and a conv net.
 NUM_TURNED_CUTS = 5
@@ -42,6 +44,7 @@ NUM_TURNED_CUTS = 5
 STRIDES_MIXED = (1, 2, 4, 8)
 # Peaks, evenly spaced, for which the best mixture of pieces is simulated whatever budget is asked.
 NUM_LIMITS = 24
+FLOOR_STEP_SHARE = 0.02
 # Mixtures tried for one peak: each aims as far from it as the one before was off.
 MOST_CORRECTIONS = 4
 CLOSE_SHARE = 0.005
@@ -74,14 +77,14 @@ class Search:
         self.boundaries = tuple(i for i in separators(flow) if i in can_save)
         self.segments = segments_of(flow, self.boundaries)
         self.libraries = [
-            Library(self.pool.timeline, segments_of(flow, self.boundaries[stride - 1 :: stride]))
+            Library(self.pool.timeline, segments_of(flow, self.boundaries[::stride]))
             for stride in STRIDES_MIXED
             if stride == 1 or len(self.boundaries) >= 4 * stride
         ]
         for saved in (stock_saved_set(joint, flow, 1.0), save_all_set(joint, flow), full_recompute_set(joint, flow)):
             self._try(saved)
-        for forced in boundary_families(self.boundaries):
-            for price in prices(self.network):
+        for forced, ladder in boundary_families(self.boundaries, prices(self.network)):
+            for price in ladder:
                 self._try(self.network.saved_at(price, forced))
         self._try_turns()
         self._mix_everywhere()
@@ -128,13 +131,20 @@ class Search:
                     continue  # a value of these is needed to rebuild one that cannot be saved
 
     def _mix_everywhere(self) -> None:
-        """Mixtures at evenly spaced peaks between the smallest and that of the fastest plan."""
-        found = self.pool.frontier()
-        floor, ceiling = found[0].peak_bytes, found[-1].peak_bytes
+        """Mixtures below the smallest peak as long as they lower it, then at evenly spaced peaks up to the fastest."""
+        floor = self.pool.frontier()[0].peak_bytes
+        while self._mix_at(int(floor * (1 - FLOOR_STEP_SHARE))) < floor:
+            floor = self.pool.frontier()[0].peak_bytes
+        ceiling = self.pool.frontier()[-1].peak_bytes
         for step in range(NUM_LIMITS + 1):
-            for library in self.libraries:
-                for candidate in mix(self.pool, library, floor + step * (ceiling - floor) // NUM_LIMITS):
-                    self._learn_from(candidate)
+            self._mix_at(floor + step * (ceiling - floor) // NUM_LIMITS)
+
+    def _mix_at(self, limit: int) -> int:
+        """Mix with every library for a peak, learn from what was tried, and return the smallest peak so far."""
+        for library in self.libraries:
+            for candidate in mix(self.pool, library, limit):
+                self._learn_from(candidate)
+        return self.pool.frontier()[0].peak_bytes
 
     def _fill_gap_at(self, pool: Pool, limit: int) -> None:
         """Follow plans that fit up to a boundary and faster ones that don't after it, so that the memory between them
@@ -185,13 +195,15 @@ def forget() -> None:
     search_of.cache_clear()
 
 
-def boundary_families(boundaries: tuple[int, ...]) -> list[frozenset[int]]:
-    """Sets of boundaries that must be saved: none, all, every second, every third, fourth, sixth, eighth, twelfth."""
-    families = [frozenset(), frozenset(boundaries)]
-    for stride in (2, 3, 4, 6, 8, 12)[:MAX_STRIDES]:
+def boundary_families(
+    boundaries: tuple[int, ...], ladder: Sequence[float]
+) -> list[tuple[frozenset[int], Sequence[float]]]:
+    """Sets of boundaries that must be saved, with prices to cut at: none, all, every second, fourth and so on."""
+    families = {frozenset(): ladder, frozenset(boundaries): ladder}
+    for stride in STRIDES:
         if len(boundaries) >= 2 * stride:
-            families.append(frozenset(boundaries[::stride]))
-    return list(dict.fromkeys(families))
+            families.setdefault(frozenset(boundaries[::stride]), ladder[::3])
+    return list(families.items())
 
 
 def prices(network: CutNetwork) -> list[float]:

@@ -1,9 +1,10 @@
 """Which piece for which segment: the fastest combination whose peak fits, by dynamic programming over the bytes kept.
 
-State: the bytes that the segments so far keep for backward, in NUM_STEPS steps up to the limit. A piece may be taken
-for segment k if what is kept before it, what it needs while it runs in forward and in backward, and the gradients that
-exist by then fit. O(segments x pieces x steps), milliseconds. Exact for the pieces' figures; the plan that comes out
-is simulated before anybody believes it.
+State: the bytes that the segments so far keep for backward, in NUM_STEPS steps up to the limit, and whether the
+boundary after them is kept. A piece may be taken for segment k if what is kept before it, what it needs while it runs
+in forward and in backward, and the gradients that exist by then fit, and if the boundary that it needs is kept.
+O(segments x pieces x steps), milliseconds. Exact for the pieces' figures; the plan that comes out is simulated before
+anybody believes it.
 """
 
 from __future__ import annotations
@@ -26,32 +27,32 @@ def fastest_mixture(
     ``choices[k]``: the pieces of segment k. ``gradient_bytes[k]``: alive while backward is at segment k.
     """
     step_bytes = max(1, math.ceil(limit_bytes / NUM_STEPS))
-    best = np.full(NUM_STEPS + 1, np.inf)
-    best[0] = 0.0
-    taken: list[np.ndarray] = []
+    shape = (2, NUM_STEPS + 1)  # boundary not kept, kept
+    best = np.full(shape, np.inf)
+    best[0, 0] = 0.0
+    taken: list[tuple[np.ndarray, np.ndarray]] = []  # per segment its piece, and the better row before it
     for k, pieces in enumerate(choices):
-        after = np.full(NUM_STEPS + 1, np.inf)
-        chosen = np.full(NUM_STEPS + 1, -1, dtype=np.int32)
+        after, chosen = np.full(shape, np.inf), np.full(shape, -1, dtype=np.int32)
+        rows, either = best.argmin(axis=0), best.min(axis=0)
         for number, piece in enumerate(pieces):
             needed = max(piece.forward_bytes, piece.backward_bytes + gradient_bytes[k])
-            room = (limit_bytes - needed) // step_bytes  # the most that may be kept before this segment
             kept = round(piece.saved_bytes / step_bytes)
-            count = min(room, NUM_STEPS - kept) + 1
-            if count <= 0:
-                continue
-            seconds = best[:count] + piece.seconds
-            target = after[kept : kept + count]
-            better = seconds < target
-            target[better] = seconds[better]
-            chosen[kept : kept + count][better] = number
+            count = min((limit_bytes - needed) // step_bytes, NUM_STEPS - kept) + 1  # places before this segment
+            if count > 0:
+                seconds = (best[1] if piece.needs_boundary else either)[:count] + piece.seconds
+                place = (int(piece.keeps_boundary), slice(kept, kept + count))
+                better = seconds < after[place]
+                after[place][better] = seconds[better]
+                chosen[place][better] = number
+        taken.append((chosen, rows))
         best = after
-        taken.append(chosen)
     if not np.isfinite(best).any():
         return None
-    place = int(np.argmin(best))
+    row, place = (int(i) for i in np.unravel_index(best.argmin(), shape))
     mixture: list[Piece] = []
-    for k in reversed(range(len(choices))):
-        piece = choices[k][taken[k][place]]
+    for pieces, (chosen, rows) in zip(reversed(choices), reversed(taken), strict=True):
+        piece = pieces[chosen[row, place]]
         mixture.append(piece)
         place -= round(piece.saved_bytes / step_bytes)
+        row = 1 if piece.needs_boundary else int(rows[place])
     return mixture[::-1]

@@ -14,6 +14,7 @@ class Candidate:
     """A legal saved set and its simulated step."""
 
     saved: frozenset[int]
+    recomputed: frozenset[int]  # ops that run in forward and again in backward
     simulation: Simulation
     recompute_flops: int
 
@@ -37,9 +38,9 @@ class Pool:
         """Make the set legal, simulate it unless that was done before, and return it."""
         legal = made_legal(self.timeline.joint, self.timeline.flow, frozenset(saved))
         if legal not in self.candidates:
-            again = recomputed_ops(self.timeline.flow, legal)
+            again = frozenset(recomputed_ops(self.timeline.flow, legal))
             flops = sum(self.timeline.facts.flop[i] for i in again)
-            self.candidates[legal] = Candidate(legal, self.timeline.simulate(legal), flops)
+            self.candidates[legal] = Candidate(legal, again, self.timeline.simulate(legal), flops)
         return self.candidates[legal]
 
     def copied(self) -> Pool:
