@@ -9,6 +9,7 @@ of the program. Left out for now: split reductions, tilings.
 from __future__ import annotations
 
 import functools
+import operator
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -78,7 +79,7 @@ def fuse(facts: FusionFacts, stored: Sequence[StoredOp]) -> list[Kernel]:
     for position, op in enumerate(stored):
         work.place(op, position)
     kernels = [kernel_of(facts, tuple(kernel.ops)) for kernel in work.kernels]
-    return [kernels[k] for k in _in_order([kernel.sources for kernel in work.kernels])]
+    return [kernels[k] for k in _in_order([{k.number for k in kernel.sources} for kernel in work.kernels])]
 
 
 @dataclass(slots=True, eq=False)
@@ -86,14 +87,22 @@ class OpenKernel:
     """A kernel under construction."""
 
     ops: list[StoredOp]
+    number: int
     bit: int  # names it in the bitsets; 0 for a library call, which nothing joins
-    shape: OpShape
     first: int  # position of its first op
     last_use: int  # no op after this position joins it or reads what it makes
     before: int  # bitset of the loops that must run before it
-    sources: set[int]  # the kernels that make what it reads
+    sources: set[OpenKernel]  # those that make what it reads
+    loops_like: StoredOp | None = None  # the op whose loops it has
     touches: set[int] = field(default_factory=set)  # buffers that it reads or makes
     reusable: set[int] = field(default_factory=set)  # sizes of the buffers that it alone reads
+
+    def take(self, op: StoredOp, size: Sequence[int], single_readers: frozenset[int]) -> None:
+        if self.loops_like is None or op.shape.inner > 1:
+            self.loops_like = op
+        self.touches |= op.reads
+        self.touches.update(op.makes)
+        self.reusable.update([size[b] for b in op.reads & single_readers])
 
 
 class Fusion:
@@ -108,97 +117,87 @@ class Fusion:
         self.single_readers = _single_readers(stored)
         self.kernels: list[OpenKernel] = []
         self.num_loops = 0
-        self.open: list[int] = []  # kernels that an op may still join or read from
-        self.made_by: dict[int, int] = {}
-        self.readers_of: dict[int, list[int]] = {}  # the loops that read a buffer and are near enough to be joined
-        self.nearest = 0  # the first kernel that is near enough
+        self.open: list[OpenKernel] = []  # those that an op may still join or read from
+        self.made_by: dict[int, OpenKernel] = {}
+        self.readers_of: dict[int, list[OpenKernel]] = {}  # the loops that read a buffer, without those far behind
 
     def place(self, op: StoredOp, position: int) -> None:
         """Put one op into a kernel."""
-        kernels, made_by = self.kernels, self.made_by
-        sources = {made_by[b] for b in op.reads if b in made_by}
-        ancestors = 0
-        for k in sources:
-            ancestors |= kernels[k].before
-        home = None if op.is_extern else self.best_home(op, position, sources, ancestors)
-        for k in sources:
-            ancestors |= kernels[k].bit
-        if position % LONGEST_DISTANCE == 0:
-            self.open = [k for k in self.open if kernels[k].last_use >= position]
-        last_use = max((self.last_read.get(b, position) for b in op.makes), default=position)
+        sources = set(map(self.made_by.get, op.reads))
+        sources.discard(None)
+        before = ancestors = 0
+        last_use = position
+        for kernel in sources:
+            before |= kernel.before
+            ancestors |= kernel.bit
+        for buffer in op.makes:
+            last_use = max(last_use, self.last_read.get(buffer, 0))
+        home = None if op.is_extern else self.best_home(op, position, sources, before)
         if home is None:
-            home = self.begin(op, position, sources, ancestors, last_use)
+            home = self.begin(op, position, sources, before | ancestors, last_use)
         else:
-            self.join(home, op, sources, ancestors, last_use)
-        made_by.update(dict.fromkeys(op.makes, home))
-        if not op.is_extern:
+            self.join(home, op, sources, before | ancestors, last_use)
+        for buffer in op.makes:
+            self.made_by[buffer] = home
+        if home.bit:
             for buffer in op.reads:
                 self.readers_of.setdefault(buffer, []).append(home)
 
-    def begin(self, op: StoredOp, position: int, sources: set[int], ancestors: int, last_use: int) -> int:
+    def begin(self, op: StoredOp, position: int, sources: set[OpenKernel], ancestors: int, last_use: int) -> OpenKernel:
         """A new kernel of this op."""
-        kernel = OpenKernel([op], 0, op.shape, position, last_use, ancestors, sources)
+        kernel = OpenKernel([op], len(self.kernels), 0, position, last_use, ancestors, sources)
         if not op.is_extern:
             kernel.bit = 1 << self.num_loops
             kernel.last_use = max(last_use, position + LONGEST_DISTANCE)
             self.num_loops += 1
-            self.note(kernel, op)
-        self.open.append(len(self.kernels))
+            kernel.take(op, self.size, self.single_readers)
+        if kernel.number % LONGEST_DISTANCE == 0:
+            self.open = [k for k in self.open if k.last_use >= position]
+        self.open.append(kernel)
         self.kernels.append(kernel)
-        return len(self.kernels) - 1
+        return kernel
 
-    def join(self, home: int, op: StoredOp, sources: set[int], ancestors: int, last_use: int) -> None:
+    def join(self, home: OpenKernel, op: StoredOp, sources: set[OpenKernel], ancestors: int, last_use: int) -> None:
         """Add an op to a kernel: it now also follows ``ancestors``, and so does everything that follows it."""
-        kernel = self.kernels[home]
-        kernel.ops.append(op)
-        kernel.sources |= sources
-        kernel.last_use = max(kernel.last_use, last_use)
-        if op.shape.inner > 1:
-            kernel.shape = op.shape
-        self.note(kernel, op)
-        fresh = ancestors & ~kernel.before & ~kernel.bit
+        home.ops.append(op)
+        home.sources |= sources
+        home.last_use = max(home.last_use, last_use)
+        home.take(op, self.size, self.single_readers)
+        fresh = ancestors & ~(home.before | home.bit)
         if fresh:
-            kernel.before |= fresh
-            for k in self.open:
-                if self.kernels[k].before & kernel.bit:
-                    self.kernels[k].before |= fresh
+            home.before |= fresh
+            for kernel in self.open:
+                if kernel.before & home.bit:
+                    kernel.before |= fresh
 
-    def note(self, kernel: OpenKernel, op: StoredOp) -> None:
-        kernel.touches |= op.reads
-        kernel.touches.update(op.makes)
-        kernel.reusable.update(self.size[b] for b in op.reads & self.single_readers)
-
-    def best_home(self, op: StoredOp, position: int, sources: set[int], ancestors: int) -> int | None:
+    def best_home(self, op: StoredOp, position: int, sources: set[OpenKernel], before: int) -> OpenKernel | None:
         """The kernel that shares most bytes with the op and may take it without a cycle, or None.
 
-        ``ancestors``: the loops before ``sources``. A path from one of these would leave the kernel and come back.
+        ``before``: the loops before ``sources``. A path from one of these would leave the kernel and come back.
         """
-        kernels, size = self.kernels, self.size
-        while kernels and self.nearest < len(kernels) and position - kernels[self.nearest].first > LONGEST_DISTANCE:
-            self.nearest += 1
-        candidates = set(sources)
-        for buffer in op.reads:
-            readers = self.readers_of.get(buffer)
-            if readers:
-                near = [k for k in readers if k >= self.nearest]
-                self.readers_of[buffer] = near
-                candidates.update(near)
-        best, best_bytes = None, 0
-        for k in sorted(candidates):
-            kernel = kernels[k]
-            if not kernel.bit or ancestors & kernel.bit or not shapes_fuse(kernel.shape, op.shape):
+        candidates = {kernel for kernel in sources if kernel.bit}
+        for buffer in op.reads & self.readers_of.keys():
+            near = [k for k in self.readers_of[buffer] if position - k.first <= LONGEST_DISTANCE]
+            self.readers_of[buffer] = near
+            candidates.update(near)
+        size, best, best_bytes = self.size, None, 0
+        for kernel in sorted(candidates, key=_number):
+            if before & kernel.bit or not fits(self.facts, kernel.loops_like, op):
                 continue
-            shared_bytes = sum([size[b] for b in op.reads if b in kernel.touches])
-            if shared_bytes > best_bytes and self.is_worthwhile(op, kernel, shared_bytes, k in sources):
-                best, best_bytes = k, shared_bytes
+            shared_bytes = sum([size[b] for b in op.reads & kernel.touches])
+            if shared_bytes > best_bytes and self.is_worthwhile(op, kernel, shared_bytes, kernel in sources):
+                best, best_bytes = kernel, shared_bytes
         return best
 
     def is_worthwhile(self, op: StoredOp, kernel: OpenKernel, shared_bytes: int, is_producer: bool) -> bool:
         """Inductor's heuristics against fusions that keep memory alive (scheduler.py, choices.py)."""
-        if not is_producer and shared_bytes < LEAST_SHARED_BYTES:
+        if len(kernel.ops) >= MOST_OPS_FUSED or (not is_producer and shared_bytes < LEAST_SHARED_BYTES):
             return False
         reusable = {self.size[b] for b in op.reads & self.single_readers}
-        return len(kernel.ops) < MOST_OPS_FUSED and sum(reusable & kernel.reusable) <= REUSE_WEIGHT * shared_bytes
+        return sum(reusable & kernel.reusable) <= REUSE_WEIGHT * shared_bytes
+
+
+_number = operator.attrgetter("number")
 
 
 def _single_readers(stored: Sequence[StoredOp]) -> frozenset[int]:
@@ -207,7 +206,15 @@ def _single_readers(stored: Sequence[StoredOp]) -> frozenset[int]:
     return frozenset(buffer for op in stored for buffer in op.makes if counts.get(buffer) == 1)
 
 
-@functools.cache
+def fits(facts: FusionFacts, first: StoredOp, second: StoredOp) -> bool:
+    """``shapes_fuse`` of two ops, each pair of shapes looked at once."""
+    key = first.shape_number, second.shape_number
+    known = facts.fits.get(key)
+    if known is None:
+        known = facts.fits[key] = shapes_fuse(first.shape, second.shape)
+    return known
+
+
 def shapes_fuse(first: OpShape, second: OpShape) -> bool:
     """Whether two loop nests can share a kernel: the same elements, or a row reduction and its rows."""
     columns = [s for s in (first, second) if s.inner > 1 and not s.reduces_rows]

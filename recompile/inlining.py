@@ -55,6 +55,7 @@ class StoredOp:
     members: frozenset[int]  # the op and the ops inlined into it
     flop: int
     shape: OpShape
+    shape_number: int  # equal for equal shapes of one graph
     is_extern: bool  # a library call
     is_reduction: bool
     is_too_long: bool  # to be inlined
@@ -73,6 +74,7 @@ class FusionFacts:
     longest_row: int  # elements that a reduction keeps in registers; longer rows are read again in a later loop
     stored_ops: dict[tuple, StoredOp] = field(default_factory=dict, repr=False)
     kernels: dict[tuple[StoredOp, ...], Any] = field(default_factory=dict, repr=False)
+    fits: dict[tuple[int, int], bool] = field(default_factory=dict, repr=False)  # by the numbers of two shapes
 
     @functools.cached_property
     def readers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -80,6 +82,11 @@ class FusionFacts:
         pairs = [(i, buffer) for i, reads in enumerate(self.flow.reads) for buffer in reads]
         ops, buffers = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
         return ops, buffers, np.array([kind is Kind.EXTERN for kind in self.flow.kind], dtype=bool)[ops]
+
+    @functools.cached_property
+    def shape_number(self) -> tuple[int, ...]:
+        numbers = {shape: number for number, shape in enumerate(dict.fromkeys(self.shape))}
+        return tuple(numbers[shape] for shape in self.shape)
 
     @functools.cached_property
     def result(self) -> np.ndarray:
@@ -111,6 +118,7 @@ class FusionFacts:
             members=members,
             flop=self.flop[i] + sum(source.flop for source in inlined),
             shape=self.shape[i],
+            shape_number=self.shape_number[i],
             is_extern=self.flow.kind[i] not in (Kind.POINTWISE, Kind.REDUCTION),
             is_reduction=self.flow.kind[i] is Kind.REDUCTION,
             is_too_long=len(members) > MAX_OPS_INLINED,
