@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -75,113 +75,110 @@ def kernel_of(facts: FusionFacts, ops: tuple[StoredOp, ...]) -> Kernel:
 
 def fuse(facts: FusionFacts, stored: Sequence[StoredOp]) -> list[Kernel]:
     """Merge stored ops into kernels and return these in an order that respects their dependencies."""
-    work = Fusion(facts, stored)
-    for position, op in enumerate(stored):
-        work.place(op, position)
-    kernels = [kernel_of(facts, tuple(kernel.ops)) for kernel in work.kernels]
-    return [kernels[k] for k in _in_order([{k.number for k in kernel.sources} for kernel in work.kernels])]
+    counts = Counter(chain.from_iterable(op.reads for op in stored))
+    work = Fusion(facts, {buffer for op in stored for buffer in op.makes if counts[buffer] == 1})
+    for op in stored:
+        work.place(op)
+    return in_order([kernel_of(facts, tuple(kernel.ops)) for kernel in work.kernels])
 
 
 @dataclass(slots=True, eq=False)
 class OpenKernel:
     """A kernel under construction."""
 
-    ops: list[StoredOp]
-    number: int
+    birth: int  # ascending in the order in which kernels are begun
     bit: int  # names it in the bitsets; 0 for a library call, which nothing joins
     first: int  # position of its first op
-    last_use: int  # no op after this position joins it or reads what it makes
     before: int  # bitset of the loops that must run before it
-    sources: set[OpenKernel]  # those that make what it reads
+    ops: list[StoredOp] = field(default_factory=list)
     loops_like: StoredOp | None = None  # the op whose loops it has
     touches: set[int] = field(default_factory=set)  # buffers that it reads or makes
     reusable: set[int] = field(default_factory=set)  # sizes of the buffers that it alone reads
 
-    def take(self, op: StoredOp, size: Sequence[int], single_readers: frozenset[int]) -> None:
+    def take(self, op: StoredOp) -> None:
         if self.loops_like is None or op.shape.inner > 1:
             self.loops_like = op
+        self.ops.append(op)
         self.touches |= op.reads
         self.touches.update(op.makes)
-        self.reusable.update([size[b] for b in op.reads & single_readers])
 
 
 class Fusion:
-    """Kernels under construction: each op in turn joins the kernel it shares most with, or begins one."""
+    """Kernels under construction: each op in turn joins the kernel it shares most with, or begins one.
 
-    def __init__(self, facts: FusionFacts, stored: Sequence[StoredOp]):
+    ``single_readers``: buffers made in the program that one stored op reads: without fusion their memory could be
+    reused.
+    """
+
+    def __init__(self, facts: FusionFacts, single_readers: set[int]):
         self.facts = facts
         self.size = facts.flow.size_bytes
-        self.last_read: dict[int, int] = {}
-        for position, op in enumerate(stored):
-            self.last_read.update(dict.fromkeys(op.reads, position))
-        self.single_readers = _single_readers(stored)
+        self.single_readers = single_readers
+        self.position = 0
         self.kernels: list[OpenKernel] = []
+        self.live: set[int] = set()  # buffers from before that later ops read
+        self.next_birth = 0
         self.num_loops = 0
-        self.open: list[OpenKernel] = []  # those that an op may still join or read from
         self.made_by: dict[int, OpenKernel] = {}
         self.readers_of: dict[int, list[OpenKernel]] = {}  # the loops that read a buffer, without those far behind
+        self.is_in_order = True  # no kernel reads from one that was begun after it
 
-    def place(self, op: StoredOp, position: int) -> None:
+    def place(self, op: StoredOp) -> None:
         """Put one op into a kernel."""
         sources = set(map(self.made_by.get, op.reads))
         sources.discard(None)
-        before = ancestors = 0
-        last_use = position
+        before = after = 0
         for kernel in sources:
             before |= kernel.before
-            ancestors |= kernel.bit
-        for buffer in op.makes:
-            last_use = max(last_use, self.last_read.get(buffer, 0))
-        home = None if op.is_extern else self.best_home(op, position, sources, before)
+            after |= kernel.bit
+        home = None if op.is_extern else self.best_home(op, sources, before)
         if home is None:
-            home = self.begin(op, position, sources, before | ancestors, last_use)
+            home = self.begin(op, before | after)
         else:
-            self.join(home, op, sources, before | ancestors, last_use)
+            self.join(home, op, sources, before | after)
         for buffer in op.makes:
             self.made_by[buffer] = home
         if home.bit:
             for buffer in op.reads:
                 self.readers_of.setdefault(buffer, []).append(home)
+            home.reusable.update([self.size[b] for b in op.reads & self.single_readers])
+        self.position += 1
 
-    def begin(self, op: StoredOp, position: int, sources: set[OpenKernel], ancestors: int, last_use: int) -> OpenKernel:
+    def begin(self, op: StoredOp, ancestors: int) -> OpenKernel:
         """A new kernel of this op."""
-        kernel = OpenKernel([op], len(self.kernels), 0, position, last_use, ancestors, sources)
+        kernel = OpenKernel(self.next_birth, 0, self.position, ancestors)
         if not op.is_extern:
             kernel.bit = 1 << self.num_loops
-            kernel.last_use = max(last_use, position + LONGEST_DISTANCE)
             self.num_loops += 1
-            kernel.take(op, self.size, self.single_readers)
-        if kernel.number % LONGEST_DISTANCE == 0:
-            self.open = [k for k in self.open if k.last_use >= position]
-        self.open.append(kernel)
+        kernel.take(op)
+        self.next_birth += 1
         self.kernels.append(kernel)
         return kernel
 
-    def join(self, home: OpenKernel, op: StoredOp, sources: set[OpenKernel], ancestors: int, last_use: int) -> None:
+    def join(self, home: OpenKernel, op: StoredOp, sources: set[OpenKernel], ancestors: int) -> None:
         """Add an op to a kernel: it now also follows ``ancestors``, and so does everything that follows it."""
-        home.ops.append(op)
-        home.sources |= sources
-        home.last_use = max(home.last_use, last_use)
-        home.take(op, self.size, self.single_readers)
+        home.take(op)
         fresh = ancestors & ~(home.before | home.bit)
         if fresh:
             home.before |= fresh
-            for kernel in self.open:
+            for kernel in self.kernels:
                 if kernel.before & home.bit:
                     kernel.before |= fresh
+        if any(kernel.birth > home.birth for kernel in sources):
+            self.is_in_order = False
 
-    def best_home(self, op: StoredOp, position: int, sources: set[OpenKernel], before: int) -> OpenKernel | None:
+    def best_home(self, op: StoredOp, sources: set[OpenKernel], before: int) -> OpenKernel | None:
         """The kernel that shares most bytes with the op and may take it without a cycle, or None.
 
         ``before``: the loops before ``sources``. A path from one of these would leave the kernel and come back.
         """
         candidates = {kernel for kernel in sources if kernel.bit}
         for buffer in op.reads & self.readers_of.keys():
-            near = [k for k in self.readers_of[buffer] if position - k.first <= LONGEST_DISTANCE]
+            near = [k for k in self.readers_of[buffer] if self.position - k.first <= LONGEST_DISTANCE]
             self.readers_of[buffer] = near
             candidates.update(near)
         size, best, best_bytes = self.size, None, 0
-        for kernel in sorted(candidates, key=_number):
+        for kernel in sorted(candidates, key=_birth):
             if before & kernel.bit or not fits(self.facts, kernel.loops_like, op):
                 continue
             shared_bytes = sum([size[b] for b in op.reads & kernel.touches])
@@ -196,14 +193,74 @@ class Fusion:
         reusable = {self.size[b] for b in op.reads & self.single_readers}
         return sum(reusable & kernel.reusable) <= REUSE_WEIGHT * shared_bytes
 
+    # Going on later: what happened so far counts only as far as later ops can depend on it.
 
-_number = operator.attrgetter("number")
+    def closed(self, live: set[int]) -> list[OpenKernel]:
+        """Drop and return the kernels that no later op can join or reads from; ``live``: the buffers that those read.
+
+        Afterwards positions count from here, and bits in the order of the kernels that are left.
+        """
+        closed, left = [], []
+        for kernel in self.kernels:
+            if kernel.bit and self.position - kernel.first <= LONGEST_DISTANCE:
+                is_open = not live.isdisjoint(kernel.touches)
+            else:
+                is_open = any(b in live for op in kernel.ops for b in op.makes)
+            (left if is_open else closed).append(kernel)
+        new_bit = {k.bit: 1 << number for number, k in enumerate(kernel for kernel in left if kernel.bit)}
+        known = sum(new_bit)
+        for kernel in left:
+            kernel.before = sum([new_bit[bit] for bit in bits_of(kernel.before & known)])
+            kernel.first = max(kernel.first - self.position, -LONGEST_DISTANCE - 1)
+        for kernel in left:
+            kernel.bit = new_bit.get(kernel.bit, 0)
+        touched = live & set().union(*(kernel.touches for kernel in left))
+        self.single_readers &= touched
+        self.made_by = {b: kernel for b, kernel in self.made_by.items() if b in touched}
+        self._begin_at(left, touched)
+        return closed
+
+    def state(self) -> tuple[tuple[tuple, ...], frozenset[int], frozenset[int]]:
+        """All that later ops can depend on, right after ``closed``: what ``resumed`` wants."""
+        rows = [(k.birth, tuple(k.ops), k.first, k.before, frozenset(k.reusable)) for k in self.kernels]
+        return tuple(rows), frozenset(self.live), frozenset(self.single_readers)
+
+    @classmethod
+    def resumed(
+        cls, facts: FusionFacts, kernels: Sequence[tuple], live: frozenset[int], single_readers: frozenset[int]
+    ) -> Fusion:
+        """A fusion in the state of another one."""
+        work = cls(facts, set(single_readers))
+        opened = []
+        for birth, ops, first, before, reusable in kernels:
+            opened.append(OpenKernel(birth, 0, first, before, reusable=set(reusable)))
+            for op in ops:
+                opened[-1].take(op)
+                work.made_by.update((b, opened[-1]) for b in op.makes if b in live)
+        for number, kernel in enumerate(kernel for kernel in opened if not kernel.ops[0].is_extern):
+            kernel.bit = 1 << number
+        work._begin_at(opened, set(live))
+        return work
+
+    def _begin_at(self, kernels: list[OpenKernel], live: set[int]) -> None:
+        self.kernels, self.live, self.position, self.is_in_order = kernels, live, 0, True
+        loops = [kernel for kernel in kernels if kernel.bit]
+        self.num_loops = len(loops)
+        self.readers_of = {}
+        for kernel in loops:
+            for b in kernel.touches & live:
+                self.readers_of.setdefault(b, []).append(kernel)
 
 
-def _single_readers(stored: Sequence[StoredOp]) -> frozenset[int]:
-    """Buffers made in the program that exactly one stored op reads: without fusion their memory could be reused."""
-    counts = Counter(chain.from_iterable(op.reads for op in stored))
-    return frozenset(buffer for op in stored for buffer in op.makes if counts.get(buffer) == 1)
+def bits_of(mask: int) -> Iterator[int]:
+    """The single bits of a mask, from the lowest."""
+    while mask:
+        lowest = mask & -mask
+        yield lowest
+        mask ^= lowest
+
+
+_birth = operator.attrgetter("birth")
 
 
 def fits(facts: FusionFacts, first: StoredOp, second: StoredOp) -> bool:
@@ -228,24 +285,23 @@ def shapes_fuse(first: OpShape, second: OpShape) -> bool:
     return flat.outer in (rows.outer, rows.numel)
 
 
-def _in_order(sources: Sequence[set[int]]) -> list[int]:
-    """Topological order of kernels, given those that each reads from: by their first op, each preceded by what it
-    needs (depth first, as Inductor sorts).
-    """
-    order: list[int] = []
+def in_order(kernels: Sequence[Kernel]) -> list[Kernel]:
+    """Topological order: kernels by their first op, each preceded by what it needs (depth first, as Inductor sorts)."""
+    made_by = {buffer: k for k, kernel in enumerate(kernels) for buffer in kernel.makes}
+    order: list[Kernel] = []
     done: set[int] = set()
-    for first in range(len(sources)):
+    for first in range(len(kernels)):
         pending = [first]
         while pending:
             k = pending[-1]
-            missing = [] if k in done else sorted((sources[k] - done) - {k}, reverse=True)
+            missing = set() if k in done else {made_by[b] for b in kernels[k].reads if b in made_by} - done - {k}
             if missing:
-                pending.extend(missing)
+                pending.extend(sorted(missing, reverse=True))
                 continue
             pending.pop()
             if k not in done:
                 done.add(k)
-                order.append(k)
+                order.append(kernels[k])
     return order
 
 

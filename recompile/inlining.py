@@ -7,7 +7,7 @@ once a graph; what an op with others inlined into it reads and costs, once for a
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,11 +77,19 @@ class FusionFacts:
     fits: dict[tuple[int, int], bool] = field(default_factory=dict, repr=False)  # by the numbers of two shapes
 
     @functools.cached_property
-    def readers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Every pair of an op and a buffer that it reads, and whether that op is a library call."""
-        pairs = [(i, buffer) for i, reads in enumerate(self.flow.reads) for buffer in reads]
-        ops, buffers = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-        return ops, buffers, np.array([kind is Kind.EXTERN for kind in self.flow.kind], dtype=bool)[ops]
+    def is_op(self) -> np.ndarray:
+        return np.array(self.flow.is_op, dtype=bool)
+
+    @functools.cached_property
+    def is_library_call(self) -> np.ndarray:
+        return np.array([kind is Kind.EXTERN for kind in self.flow.kind], dtype=bool)
+
+    @functools.cached_property
+    def reads(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The buffers that each op reads, one op after the other; by node where its buffers begin, and their number."""
+        counts = np.array([len(reads) for reads in self.flow.reads], dtype=np.int64)
+        buffers = np.array([buffer for reads in self.flow.reads for buffer in reads], dtype=np.int64)
+        return buffers, np.cumsum(counts) - counts, counts
 
     @functools.cached_property
     def shape_number(self) -> tuple[int, ...]:
@@ -157,52 +165,81 @@ def loop_shape(node: fx.Node, notes: Mapping[fx.Node, Annotation]) -> OpShape:
     return OpShape(numel, inner, axes == list(range(source.dim() - len(axes), source.dim())))
 
 
+@dataclass(frozen=True, slots=True)
+class ProgramOps:
+    """The ops of a program in order, with what their readers ask for. A program may be cut into stretches."""
+
+    ops: np.ndarray
+    stretch: np.ndarray  # by op, ascending
+    flags: np.ndarray  # by op: the bits below
+    fewer: dict[int, tuple[int, ...]]  # ops of which not all results are made, since some are at hand
+    last_reader: np.ndarray  # by buffer: the last stretch that reads it
+
+
+# Bits of ``ProgramOps.flags``: the result goes to memory whatever it takes to compute it; several ops read it; some op
+# of a later stretch reads it.
+MUST_BE_STORED, HAS_MANY_READERS, IS_READ_LATER = 1, 2, 4
+
+
+def program_ops(
+    facts: FusionFacts, program: np.ndarray, stretch: np.ndarray, kept: Collection[int], at_hand: Collection[int]
+) -> ProgramOps:
+    """``program``: node indices in order, ``stretch``: the number of the stretch of each; else see ``store_ops``.
+
+    What a library call reads and what is kept must be stored.
+    """
+    flow, num_nodes = facts.flow, len(facts.flow.nodes)
+    stretch, ops = stretch[facts.is_op[program]], program[facts.is_op[program]]
+    buffers, starts, counts = facts.reads
+    num_read = counts[ops]
+    places = np.repeat(starts[ops] - (np.cumsum(num_read) - num_read), num_read) + np.arange(num_read.sum())
+    read = buffers[places]
+    num_readers = np.bincount(read, minlength=num_nodes)
+    last_reader = np.full(num_nodes, -1, dtype=np.int64)
+    last_reader[read] = np.repeat(stretch, num_read)  # of several readers of a buffer the last one stays
+    must = np.zeros(num_nodes, dtype=bool)
+    must[list(kept)] = True
+    must[read[np.repeat(facts.is_library_call[ops], num_read)]] = True
+    result, fewer = facts.result, {}
+    partial = {flow.op[b] for b in at_hand}.intersection(ops.tolist()) if at_hand else set()
+    if partial:
+        result = result.copy()
+        fewer = {i: tuple(b for b in flow.makes[i] if b not in at_hand) for i in sorted(partial)}
+        for i, made in fewer.items():
+            can = flow.kind[i] is Kind.POINTWISE and len(made) == 1 and i not in facts.always_stored
+            result[i] = made[0] if can else -1
+    result = result[ops]
+    flags = MUST_BE_STORED * (must[result] | (result < 0)) + HAS_MANY_READERS * (num_readers[result] > 1)
+    flags += IS_READ_LATER * (last_reader[result] > stretch)
+    return ProgramOps(ops, stretch, flags.astype(np.uint8), fewer, last_reader)
+
+
 def store_ops(
-    facts: FusionFacts, program: Sequence[int], kept: frozenset[int], at_hand: frozenset[int] = frozenset()
+    facts: FusionFacts, program: Sequence[int], kept: Collection[int], at_hand: Collection[int] = frozenset()
 ) -> list[StoredOp]:
     """The ops of a program that write memory; pointwise ops between them are inlined into their readers.
 
     ``program`` lists node indices in order; ``kept`` are buffers that outlive it (outputs, saved values). ``at_hand``
     are buffers that it starts with: an op that runs for another of its results does not make them.
     """
-    flow = facts.flow
-    ops = [i for i in program if flow.is_op[i]]
-    fewer = {flow.op[b]: tuple(m for m in flow.makes[flow.op[b]] if m not in at_hand) for b in at_hand}
-    must, is_reused = must_be_stored(facts, ops, kept, fewer)
-    reads, makes, known_ops = flow.reads, flow.makes, facts.stored_ops
-    inlined: dict[int, StoredOp] = {}
+    indices = np.array(program, dtype=np.int64)
+    given = program_ops(facts, indices, np.zeros_like(indices), kept, at_hand)
+    return inline(facts, given.ops.tolist(), given.flags.tobytes(), given.fewer, {})
+
+
+def inline(
+    facts: FusionFacts, ops: Sequence[int], flags: bytes, fewer: Mapping[int, tuple[int, ...]],
+    inlined: dict[int, StoredOp],
+) -> list[StoredOp]:  # fmt: skip
+    """Decide op after op: stored ones are returned, others put into ``inlined``, by buffer, where readers find them."""
+    reads, makes, known = facts.flow.reads, facts.flow.makes, facts.stored_ops
     stored = []
-    for i, is_forced, has_many_readers in zip(ops, must, is_reused, strict=True):
+    for i, bits in zip(ops, flags, strict=True):
         made = fewer[i] if i in fewer else makes[i]
         key = (i, tuple(map(inlined.get, reads[i])), made)
-        op = known_ops.get(key) or facts.stored_op(*key)
-        if is_forced or op.is_too_long or (has_many_readers and op.is_too_dear):
+        op = known.get(key) or facts.stored_op(*key)
+        if bits & MUST_BE_STORED or op.is_too_long or (bits & HAS_MANY_READERS and op.is_too_dear):
             stored.append(op)
-        elif made:
+        else:
             inlined[made[0]] = op
     return stored
-
-
-def must_be_stored(
-    facts: FusionFacts, ops: list[int], kept: frozenset[int], fewer: Mapping[int, tuple[int, ...]]
-) -> tuple[list[bool], list[bool]]:
-    """For each op, whether its result goes to memory whatever it takes to compute it, and whether several read it.
-
-    That is so for what a library call reads or what is kept. ``fewer``: ops of which not all results are made.
-    """
-    num_nodes = len(facts.flow.nodes)
-    runs, is_kept = np.zeros(num_nodes, dtype=bool), np.zeros(num_nodes, dtype=bool)
-    runs[ops] = True
-    is_kept[list(kept)] = True
-    readers, read, by_library = facts.readers
-    runs_now = runs[readers]
-    num_readers = np.bincount(read[runs_now], minlength=num_nodes)
-    is_kept[read[runs_now & by_library]] = True
-    result = facts.result
-    if fewer:
-        result = result.copy()
-        for i, made in fewer.items():
-            can = facts.flow.kind[i] is Kind.POINTWISE and len(made) == 1 and i not in facts.always_stored
-            result[i] = made[0] if can else -1
-    result = result[ops]
-    return (is_kept[result] | (result < 0)).tolist(), (num_readers[result] > 1).tolist()

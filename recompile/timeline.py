@@ -11,6 +11,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from recompile.dataflow import (
@@ -22,11 +23,12 @@ from recompile.dataflow import (
     rebuilt_nodes,
     tangents_of,
 )
-from recompile.fusion import Kernel, fuse
+from recompile.fusion import Kernel
 from recompile.hardware import Hardware
-from recompile.inlining import FusionFacts, fusion_facts, store_ops
+from recompile.inlining import FusionFacts, fusion_facts
 from recompile.joint import JointGraph, Kind, Side
 from recompile.lifetimes import DIES, FROM_LOOP, WRITTEN, lifetimes
+from recompile.stretches import Stretches, backward_stretches, forward_stretches, stretches_of
 from recompile.work import name_of, words
 
 # Ops that Inductor lowers to a copy of their first argument and writes into; a base that nobody reads afterwards (the
@@ -106,6 +108,8 @@ class Timeline:
             for i, node in enumerate(self.flow.nodes)
             if kinds[i] in (Kind.EXTERN, Kind.VALUE)
         }
+        self.stretches = Stretches(self.facts)
+        self._numbers = {"forward": forward_stretches(self.flow), "backward": backward_stretches(self.flow)}
         self._steps: dict[tuple[Kernel, bytes], Step] = {}
 
     def simulate(self, saved: frozenset[int]) -> Simulation:
@@ -117,19 +121,19 @@ class Timeline:
         gradients = {b for b in returned if not flow.is_input[b] or b in self._tangents}
         copies = {i: flow.size_bytes[i] for i in self._copied_for_layout}
         kept = frozenset(handed_over | outputs)
-        forward = self._run(forward_order(flow, saved), kept, {}, sum(copies.values()))
+        forward = self._run("forward", forward_order(flow, saved), kept, {}, sum(copies.values()))
         tangents = {t: flow.size_bytes[t] for t in self._tangents}
         releasable = {b: flow.size_bytes[b] for b in handed_over - outputs} | tangents | copies
         held = sum(flow.size_bytes[b] for b in outputs)
         backward = self._run(
-            backward_order(flow, saved), frozenset(gradients), releasable, held, frozenset(handed_over)
+            "backward", backward_order(flow, saved), frozenset(gradients), releasable, held, frozenset(handed_over)
         )
         saved_bytes = sum(flow.size_bytes[b] for b in handed_over - outputs) + sum(copies.values())
         columns = (f + b for f, b in zip(forward, backward, strict=True))
         return Simulation(len(forward[0]), *columns, saved_bytes)
 
     def _run(
-        self, program: Sequence[int], kept: frozenset[int], releasable: dict[int, int], held_bytes: int,
+        self, phase: str, program: Sequence[int], kept: frozenset[int], releasable: dict[int, int], held_bytes: int,
         at_hand: frozenset[int] = frozenset(),
     ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:  # fmt: skip
         """One program, its kernels' first ops, live bytes and seconds: ``kept`` buffers outlive it, ``releasable`` ones
@@ -137,7 +141,8 @@ class Timeline:
 
         A library call makes all its results; those that are ``at_hand`` already it drops at once.
         """
-        kernels = fuse(self.facts, store_ops(self.facts, program, kept, at_hand))
+        indices = np.array(program, dtype=np.int64)
+        kernels = self.stretches.kernels(indices, stretches_of(indices, self._numbers[phase]), kept, at_hand)
         fates = lifetimes(kernels, len(self.flow.nodes), kept, releasable.keys())
         known = self._steps
         steps = [known.get(key) or self._new_step(*key) for key in zip(kernels, fates, strict=True)]
