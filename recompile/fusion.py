@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -214,32 +214,24 @@ class Fusion:
             kernel.first = max(kernel.first - self.position, -LONGEST_DISTANCE - 1)
         for kernel in left:
             kernel.bit = new_bit.get(kernel.bit, 0)
-        touched = live & set().union(*(kernel.touches for kernel in left))
+        touched = live & set().union(*(kernel.touches if kernel.bit else kernel.ops[0].makes for kernel in left))
         self.single_readers &= touched
         self.made_by = {b: kernel for b, kernel in self.made_by.items() if b in touched}
         self._begin_at(left, touched)
         return closed
 
-    def state(self) -> tuple[tuple[tuple, ...], frozenset[int], frozenset[int]]:
-        """All that later ops can depend on, right after ``closed``: what ``resumed`` wants."""
-        rows = [(k.birth, tuple(k.ops), k.first, k.before, frozenset(k.reusable)) for k in self.kernels]
-        return tuple(rows), frozenset(self.live), frozenset(self.single_readers)
-
     @classmethod
     def resumed(
-        cls, facts: FusionFacts, kernels: Sequence[tuple], live: frozenset[int], single_readers: frozenset[int]
+        cls, facts: FusionFacts, kernels: Iterable[OpenKernel], live: Iterable[int], single_readers: Iterable[int]
     ) -> Fusion:
-        """A fusion in the state of another one."""
+        """A fusion that goes on where another one had ``closed``; ``kernels`` as that left them, their bits not set."""
         work = cls(facts, set(single_readers))
-        opened = []
-        for birth, ops, first, before, reusable in kernels:
-            opened.append(OpenKernel(birth, 0, first, before, reusable=set(reusable)))
-            for op in ops:
-                opened[-1].take(op)
-                work.made_by.update((b, opened[-1]) for b in op.makes if b in live)
-        for number, kernel in enumerate(kernel for kernel in opened if not kernel.ops[0].is_extern):
+        left, live = list(kernels), set(live)
+        for kernel in left:
+            work.made_by.update((b, kernel) for op in kernel.ops for b in op.makes if b in live)
+        for number, kernel in enumerate(kernel for kernel in left if not kernel.ops[0].is_extern):
             kernel.bit = 1 << number
-        work._begin_at(opened, set(live))
+        work._begin_at(left, live)
         return work
 
     def _begin_at(self, kernels: list[OpenKernel], live: set[int]) -> None:

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
-from recompile.dataflow import Dataflow
-from recompile.fusion import Fusion, Kernel, in_order, kernel_of
+from recompile.fusion import Fusion, Kernel, OpenKernel, in_order, kernel_of
 from recompile.inlining import IS_READ_LATER, FusionFacts, ProgramOps, StoredOp, inline, program_ops
 
 # Nodes of forward, or nodes that only backward runs, in a stretch: fewer make more look-ups, more are found less often.
@@ -41,15 +41,54 @@ class Stretch:
     inlined: tuple[StoredOp, ...]  # that later stretches read
     reads: np.ndarray  # the buffers that its ops read, one op after the other, and those that they make
     makes: np.ndarray
+    buffers: tuple[int, ...]  # all of these, ascending
+    pattern: int  # equal for stretches that differ in nothing but the names of ops and buffers
+
+
+class OpenPattern(NamedTuple):
+    """An open kernel, as far as later ops depend on it. Buffers are places in ``State.buffers``."""
+
+    first: int  # of its position, counted from the end of the stretch
+    before: int  # bits: the open loops that must run before it
+    shape_number: int  # -1: a library call, of which only what it makes counts
+    num_ops: int
+    touches: tuple[int, ...]
+    makes: tuple[int, ...]
+    reusable: frozenset[int]
+
+
+class Pattern(NamedTuple):
+    """A state but for the names of ops and buffers."""
+
+    kernels: tuple[OpenPattern, ...]
+    sizes: tuple[int, ...]  # of the buffers
+    single_readers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
     """All of a fusion at the end of a stretch that later ops can depend on. There is one object for equal ones."""
 
-    kernels: tuple[tuple, ...]  # birth, ops, first, before and reusable of each
-    live: frozenset[int]  # buffers that these touch and later stretches read
-    single_readers: frozenset[int]
+    kernels: tuple[tuple[int, tuple[StoredOp, ...]], ...]  # births and ops
+    buffers: tuple[int, ...]  # those that these touch and later stretches read
+    pattern: Pattern
+    number: int  # equal for equal patterns
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a stretch of some pattern does to a state of some pattern. Buffers are given by whether they are among those
+    of the stretch rather than of the state, and their place there.
+    """
+
+    kernels: tuple[
+        tuple[int, tuple[int, ...]], ...
+    ]  # places in the state, or after its kernels, and ops of the stretch
+    is_open: tuple[bool, ...]
+    buffers: tuple[tuple[bool, int], ...]
+    pattern: Pattern
+    number: int
+    is_in_order: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +101,9 @@ class Fused:
 
 
 class Stretches:
-    """The stretches of one graph's programs. ``num_stored`` and ``num_fused`` count those that were worked out."""
+    """The stretches of one graph's programs. ``num_stored`` and ``num_fused`` count those that were worked out; for the
+    others one was known that is equal, or for fusion, that has the same pattern.
+    """
 
     def __init__(self, facts: FusionFacts):
         self.facts = facts
@@ -70,9 +111,11 @@ class Stretches:
         self.num_fused = 0
         self._stored: dict[tuple, Stretch] = {}
         self._fused: dict[tuple, Fused] = {}
+        self._changes: dict[tuple, Change] = {}
         self._states: dict[tuple, State] = {}
-        self._at_hand: tuple[State, Fusion] | None = None  # the last fusion and the state in which it is
-        self._start = self._state((), frozenset(), frozenset())
+        self._numbers: dict[tuple, int] = {}  # of patterns
+        nothing = Pattern((), (), ())
+        self._start = self._state((), (), nothing, self._number(nothing))
 
     def kernels(
         self, program: np.ndarray, stretch: np.ndarray, kept: Collection[int], at_hand: Collection[int]
@@ -118,11 +161,21 @@ class Stretches:
         stored = inline(self.facts, ops, flags, fewer, inlined)
         left = [op for op in inlined.values() if op not in carried]
         read_later = {i for i, bits in zip(ops, flags, strict=True) if bits & IS_READ_LATER}
+        reads = [sorted(op.reads) for op in stored]
+        buffers = sorted({*chain.from_iterable(reads), *(b for op in stored for b in op.makes)})
+        place = {b: k for k, b in enumerate(buffers)}
+        rows = [
+            (op.is_extern, op.shape_number, tuple(place[b] for b in read), tuple(place[b] for b in op.makes))
+            for op, read in zip(stored, reads, strict=True)
+        ]
+        sizes = tuple(self.facts.flow.size_bytes[b] for b in buffers)
         return Stretch(
             ops=tuple(stored),
             inlined=tuple(op for op in left if op.op in read_later),
-            reads=np.array([b for op in stored for b in op.reads], dtype=np.int64),
+            reads=np.array([*chain.from_iterable(reads)], dtype=np.int64),
             makes=np.array([b for op in stored for b in op.makes], dtype=np.int64),
+            buffers=tuple(buffers),
+            pattern=self._number((tuple(rows), sizes)),
         )
 
     # What fuses
@@ -157,26 +210,78 @@ class Stretches:
 
     def _fuse(self, state: State, stretch: Stretch, number: int, read_again: bytes, of_made: bytes) -> Fused:
         """Go on from a state to the end of a stretch."""
+        place = {b: k for k, b in enumerate(state.buffers)}
+        shared = tuple([(k, place[b]) for k, b in enumerate(stretch.buffers) if b in place])
+        key = (state.number, stretch.pattern, shared, read_again, of_made)
+        change = self._changes.get(key)
+        if change is None:
+            change = self._changes[key] = self._change(state, stretch, read_again, of_made)
+        closed, left = [], []
+        for (k, added), is_open in zip(change.kernels, change.is_open, strict=True):
+            birth, ops = number * FIRST_BIRTH + k, tuple([stretch.ops[i] for i in added])
+            if k < len(state.kernels):
+                birth, before = state.kernels[k]
+                ops = before + ops
+            if is_open:
+                left.append((birth, ops))
+            else:
+                closed.append((birth, kernel_of(self.facts, ops)))
+        buffers = tuple([(stretch if in_stretch else state).buffers[k] for in_stretch, k in change.buffers])
+        return Fused(
+            tuple(closed), self._state(tuple(left), buffers, change.pattern, change.number), change.is_in_order
+        )
+
+    def _change(self, state: State, stretch: Stretch, read_again: bytes, of_made: bytes) -> Change:
+        """Fuse a stretch, and put the result in terms of places."""
         self.num_fused += 1
         reads, makes = stretch.reads.tolist(), stretch.makes.tolist()
-        work = self._resumed(state)
-        work.next_birth = number * FIRST_BIRTH
+        work = resumed(self.facts, state)
+        for k, kernel in enumerate(work.kernels):
+            kernel.birth = k
+        work.next_birth = len(work.kernels)
         work.single_readers.update(b for b, bits in zip(makes, of_made, strict=True) if bits & IS_SINGLE_READ)
         for op in stretch.ops:
             work.place(op)
         flags = [*zip(reads, read_again, strict=True), *zip(makes, of_made, strict=True)]
-        live = (state.live - set(reads)) | {b for b, bits in flags if bits & IS_READ_AGAIN}
-        is_in_order, closed = work.is_in_order, work.closed(live)
-        kernels = tuple((k.birth, kernel_of(self.facts, tuple(k.ops))) for k in closed)
-        state = self._state(*work.state())
-        self._at_hand = state, work
-        return Fused(kernels, state, is_in_order)
+        live = (set(state.buffers) - set(reads)) | {b for b, bits in flags if bits & IS_READ_AGAIN}
+        everything, is_in_order = work.kernels, work.is_in_order
+        closed = set(work.closed(live))
+        old, new = ({b: k for k, b in enumerate(buffers)} for buffers in (state.buffers, stretch.buffers))
+        named = sorted((b not in old, old[b] if b in old else new[b], b) for b in work.live)
+        pattern = self._pattern(work, [b for _, _, b in named])
+        op_place = {op: k for k, op in enumerate(stretch.ops)}
+        return Change(
+            kernels=tuple((k.birth, tuple(op_place[op] for op in k.ops if op in op_place)) for k in everything),
+            is_open=tuple(kernel not in closed for kernel in everything),
+            buffers=tuple((in_stretch, k) for in_stretch, k, _ in named),
+            pattern=pattern,
+            number=self._number(pattern),
+            is_in_order=is_in_order,
+        )
+
+    def _pattern(self, work: Fusion, buffers: Sequence[int]) -> Pattern:
+        """The pattern of a state whose live buffers are given in the order of their places."""
+        place = {b: k for k, b in enumerate(buffers)}
+        rows = [
+            OpenPattern(
+                first=kernel.first if kernel.bit else 0,
+                before=kernel.before,
+                shape_number=kernel.loops_like.shape_number if kernel.bit else -1,
+                num_ops=len(kernel.ops),
+                touches=tuple(sorted(place[b] for b in kernel.touches if b in place)) if kernel.bit else (),
+                makes=tuple(sorted(place[b] for op in kernel.ops for b in op.makes if b in place)),
+                reusable=frozenset(kernel.reusable),
+            )
+            for kernel in work.kernels
+        ]
+        sizes = tuple(self.facts.flow.size_bytes[b] for b in buffers)
+        return Pattern(tuple(rows), sizes, tuple(sorted(place[b] for b in work.single_readers)))
 
     def _fuse_rest(
         self, state: State, stretches: Sequence[tuple[int, Stretch]], of_made: bytes
     ) -> list[tuple[int, Kernel]]:
         """Go on from a state to the end of the program, nothing of which is kept for others."""
-        work = self._resumed(state)
+        work = resumed(self.facts, state)
         makes = (b for _, stretch in stretches for b in stretch.makes.tolist())
         work.single_readers.update(b for b, bits in zip(makes, of_made, strict=True) if bits & IS_SINGLE_READ)
         for number, stretch in stretches:
@@ -185,34 +290,78 @@ class Stretches:
                 work.place(op)
         return [(k.birth, kernel_of(self.facts, tuple(k.ops))) for k in work.kernels]
 
-    def _resumed(self, state: State) -> Fusion:
-        """A fusion in this state: the last one if it ended there."""
-        at_hand, self._at_hand = self._at_hand, None
-        if at_hand is not None and at_hand[0] is state:
-            return at_hand[1]
-        return Fusion.resumed(self.facts, state.kernels, state.live, state.single_readers)
+    def _number(self, pattern: tuple) -> int:
+        return self._numbers.setdefault(pattern, len(self._numbers))
 
-    def _state(self, kernels: tuple, live: frozenset[int], single_readers: frozenset[int]) -> State:
-        key = (kernels, live, single_readers)
+    def _state(self, kernels: tuple, buffers: tuple[int, ...], pattern: Pattern, number: int) -> State:
+        key = (kernels, buffers, number)
         state = self._states.get(key)
         if state is None:
-            state = self._states[key] = State(*key)
+            state = self._states[key] = State(kernels, buffers, pattern, number)
         return state
 
 
-def forward_stretches(flow: Dataflow) -> tuple[np.ndarray, np.ndarray]:
+def resumed(facts: FusionFacts, state: State) -> Fusion:
+    """A fusion that goes on from a state."""
+    kernels = []
+    for (birth, ops), row in zip(state.kernels, state.pattern.kernels, strict=True):
+        kernels.append(OpenKernel(birth, 0, row.first, row.before, reusable=set(row.reusable)))
+        for op in ops:
+            kernels[-1].take(op)
+    single_readers = [state.buffers[k] for k in state.pattern.single_readers]
+    return Fusion.resumed(facts, kernels, state.buffers, single_readers)
+
+
+def forward_stretches(facts: FusionFacts) -> tuple[np.ndarray, np.ndarray]:
     """By node, the stretch of forward that it is in, as two numbers to be added: see ``stretches_of``."""
-    return np.zeros(len(flow.nodes), dtype=np.int64), np.arange(len(flow.nodes)) // NODES_PER_STRETCH
+    looks = looks_of(facts)
+    return np.zeros_like(looks), cut_alike(looks, NODES_PER_STRETCH)
 
 
-def backward_stretches(flow: Dataflow) -> tuple[np.ndarray, np.ndarray]:
+def backward_stretches(facts: FusionFacts) -> tuple[np.ndarray, np.ndarray]:
     """By node, the stretch of backward, a number for what only backward runs and one for what is rebuilt meanwhile."""
-    rebuilt = np.arange(len(flow.nodes)) // NODES_PER_REBUILT_STRETCH + 1
-    own = np.zeros(len(flow.nodes), dtype=np.int64)
-    roots = list(flow.backward_roots)
-    own[roots] = np.arange(len(roots)) // NODES_PER_STRETCH * (rebuilt[-1] + 1)
+    looks, roots = looks_of(facts), list(facts.flow.backward_roots)
+    rebuilt = cut_alike(looks, NODES_PER_REBUILT_STRETCH) + 1
+    own = np.zeros_like(looks)
+    own[roots] = cut_alike(looks[roots], NODES_PER_STRETCH) * (rebuilt.max(initial=0) + 1)
     rebuilt[roots] = 0
     return own, rebuilt
+
+
+def looks_of(facts: FusionFacts) -> np.ndarray:
+    """By node, a number that is equal for nodes that look equal: the same op on values of the same sizes."""
+    flow, numbers = facts.flow, {}
+    looks = [
+        (
+            node.op,
+            node.target if callable(node.target) else "",
+            flow.numel[i],
+            tuple(flow.numel[a] for a in flow.inputs[i]),
+        )
+        for i, node in enumerate(flow.nodes)
+    ]
+    return np.array([numbers.setdefault(look, len(numbers)) for look in looks], dtype=np.int64)
+
+
+def cut_alike(looks: np.ndarray, longest: int) -> np.ndarray:
+    """Cut a sequence into stretches of at most ``longest``, equal parts of it at equal places; numbers from 0 on.
+
+    Again and again the longest stretch is cut in its middle half at the node of the rarest look, and all others where
+    they have a node of that look, unless it is so frequent that this would leave little of them.
+    """
+    is_cut = np.zeros(len(looks), dtype=bool)
+    frequency = np.bincount(looks)
+    while True:
+        cuts = np.concatenate([[0], np.flatnonzero(is_cut), [len(looks)]])
+        lengths = np.diff(cuts)
+        if lengths.max(initial=0) <= longest:
+            return np.cumsum(is_cut)
+        start, length = cuts[lengths.argmax()], lengths.max()
+        inner = np.arange(start + length // 4, start + length - length // 4)
+        chosen = inner[frequency[looks[inner]].argmin()]
+        is_cut[chosen] = True
+        if frequency[looks[chosen]] * longest < 8 * len(looks):
+            is_cut |= looks == looks[chosen]
 
 
 def stretches_of(program: np.ndarray, numbers: tuple[np.ndarray, np.ndarray]) -> np.ndarray:

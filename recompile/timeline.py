@@ -109,7 +109,7 @@ class Timeline:
             if kinds[i] in (Kind.EXTERN, Kind.VALUE)
         }
         self.stretches = Stretches(self.facts)
-        self._numbers = {"forward": forward_stretches(self.flow), "backward": backward_stretches(self.flow)}
+        self._numbers = {"forward": forward_stretches(self.facts), "backward": backward_stretches(self.facts)}
         self._steps: dict[tuple[Kernel, bytes], Step] = {}
 
     def simulate(self, saved: frozenset[int]) -> Simulation:
