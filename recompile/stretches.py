@@ -21,8 +21,10 @@ from recompile.fusion import Fusion, Kernel, OpenKernel, in_order, kernel_of
 from recompile.inlining import IS_READ_LATER, FusionFacts, ProgramOps, StoredOp, inline, program_ops
 
 # Nodes of forward, or nodes that only backward runs, in a stretch: fewer make more look-ups, more are found less often.
-NODES_PER_STRETCH = 64
-NODES_PER_REBUILT_STRETCH = 192  # as many as one node of backward may need rebuilt, in a row
+NODES_PER_STRETCH = 128
+NODES_PER_REBUILT_STRETCH = 256  # as many as one node of backward may need rebuilt, in a row
+# How far nodes are told apart by what they are computed from (steps back).
+NEIGHBOURS_SEEN = 3
 # With more open kernels than that the rest of a program is fused in one go: a plan that rebuilds most of forward before
 # it reads it has them all open, and comparing them costs more than is saved.
 MOST_KERNELS_KEPT = 128
@@ -159,7 +161,8 @@ class Stretches:
         self.num_stored += 1
         inlined = {op.makes[0]: op for op in carried}
         stored = inline(self.facts, ops, flags, fewer, inlined)
-        left = [op for op in inlined.values() if op not in carried]
+        handed_on = {op.makes[0] for op in carried}
+        left = [op for op in inlined.values() if op.makes[0] not in handed_on]
         read_later = {i for i, bits in zip(ops, flags, strict=True) if bits & IS_READ_LATER}
         reads = [sorted(op.reads) for op in stored]
         buffers = sorted({*chain.from_iterable(reads), *(b for op in stored for b in op.makes)})
@@ -324,30 +327,29 @@ def backward_stretches(facts: FusionFacts) -> tuple[np.ndarray, np.ndarray]:
     rebuilt = cut_alike(looks, NODES_PER_REBUILT_STRETCH) + 1
     own = np.zeros_like(looks)
     own[roots] = cut_alike(looks[roots], NODES_PER_STRETCH) * (rebuilt.max(initial=0) + 1)
-    rebuilt[roots] = 0
+    rebuilt[min(roots, default=0) :] = 0  # what stands among the roots is read by one nearby
     return own, rebuilt
 
 
 def looks_of(facts: FusionFacts) -> np.ndarray:
-    """By node, a number that is equal for nodes that look equal: the same op on values of the same sizes."""
-    flow, numbers = facts.flow, {}
-    looks = [
-        (
-            node.op,
-            node.target if callable(node.target) else "",
-            flow.numel[i],
-            tuple(flow.numel[a] for a in flow.inputs[i]),
-        )
-        for i, node in enumerate(flow.nodes)
-    ]
-    return np.array([numbers.setdefault(look, len(numbers)) for look in looks], dtype=np.int64)
+    """By node, a number that is equal for nodes that look equal: the same op on values of the same sizes, made by nodes
+    that looked equal so far.
+    """
+    flow = facts.flow
+    ops = [node.target if callable(node.target) else node.op for node in flow.nodes]
+    looks = list(zip(ops, flow.numel, strict=True))
+    for _ in range(NEIGHBOURS_SEEN):
+        numbers: dict[tuple, int] = {}
+        rows = [(looks[i], *(looks[a] for a in arguments)) for i, arguments in enumerate(flow.inputs)]
+        looks = [numbers.setdefault(row, len(numbers)) for row in rows]
+    return np.array(looks, dtype=np.int64)
 
 
 def cut_alike(looks: np.ndarray, longest: int) -> np.ndarray:
     """Cut a sequence into stretches of at most ``longest``, equal parts of it at equal places; numbers from 0 on.
 
-    Again and again the longest stretch is cut in its middle half at the node of the rarest look, and all others where
-    they have a node of that look, unless it is so frequent that this would leave little of them.
+    Again and again the longest stretch is cut in its middle half at the node of the rarest look, and so are all others
+    that have a node of that look; at every m-th such node where they are so frequent that little would be left.
     """
     is_cut = np.zeros(len(looks), dtype=bool)
     frequency = np.bincount(looks)
@@ -359,9 +361,11 @@ def cut_alike(looks: np.ndarray, longest: int) -> np.ndarray:
         start, length = cuts[lengths.argmax()], lengths.max()
         inner = np.arange(start + length // 4, start + length - length // 4)
         chosen = inner[frequency[looks[inner]].argmin()]
-        is_cut[chosen] = True
-        if frequency[looks[chosen]] * longest < 8 * len(looks):
-            is_cut |= looks == looks[chosen]
+        alike = np.flatnonzero(looks == looks[chosen])
+        is_cut[alike[:: max(1, longest * len(alike) // (2 * len(looks)))]] = True
+        is_cut[0] = False
+        if not is_cut[start + 1 : start + length].any():
+            is_cut[chosen] = True
 
 
 def stretches_of(program: np.ndarray, numbers: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
