@@ -6,9 +6,12 @@ Computed once per graph; the planner and the timeline work on it for every plan 
 
 from __future__ import annotations
 
+import functools
 import operator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.fx as fx
 
@@ -17,7 +20,7 @@ from recompile.rules import written_arguments
 from recompile.torch_private import is_tangent
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Dataflow:
     """Nodes by index in graph order; a *buffer* is named by the index of the node that first owned its storage.
 
@@ -42,10 +45,69 @@ class Dataflow:
     is_static: tuple[bool, ...]  # parameters and buffers
     fwd_outputs: tuple[int, ...]
     bwd_outputs: tuple[int, ...]
+    cannot_save: frozenset[int]
+    cannot_recompute: frozenset[int]
 
     def maker(self, buffer: int) -> int:
         """The op that allocates a buffer."""
         return self.op[buffer]
+
+    # What the orders below need whatever the plan is.
+
+    @functools.cached_property
+    def needed(self) -> tuple[int, ...]:
+        """Nodes of forward (or either side) that backward reads or returns, ascending; inputs left out."""
+        found = {a for i in self.backward_roots for a in self.inputs[i]} | set(self.bwd_outputs)
+        return tuple(sorted(i for i in found if self.side[i] is not Side.BACKWARD and not self.is_input[i]))
+
+    @functools.cached_property
+    def needed_inputs(self) -> frozenset[int]:
+        """Inputs of forward that nodes of backward read or return."""
+        found = {a for i in self.backward_roots for a in self.inputs[i]} | set(self.bwd_outputs)
+        return frozenset(i for i in found if self.side[i] is not Side.BACKWARD and self.is_input[i])
+
+    @functools.cached_property
+    def backward_roots(self) -> tuple[int, ...]:
+        """The nodes that only backward can run, in graph order."""
+        return tuple(i for i, side in enumerate(self.side) if side is Side.BACKWARD and not self.is_input[i])
+
+    @functools.cached_property
+    def demands(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Per root of backward that reads nodes of forward: its place among the roots, and these; then those returned.
+
+        Inputs are left out. No node of forward reads one of backward, so all else that a root reads ran before it.
+        """
+        places = [*enumerate(map(self.inputs.__getitem__, self.backward_roots))]
+        places += [(len(self.backward_roots), (i,)) for i in self.bwd_outputs]
+        found = [(p, tuple(i for i in read if self._is_rebuildable[i])) for p, read in places]
+        return tuple((place, read) for place, read in found if read)
+
+    @functools.cached_property
+    def rebuilt_from(self) -> tuple[tuple[int, ...], ...]:
+        """By node: its arguments other than inputs of the graph."""
+        return tuple(tuple(a for a in arguments if not self.is_input[a]) for arguments in self.inputs)
+
+    @functools.cached_property
+    def users(self) -> tuple[tuple[int, ...], ...]:
+        """By node: the nodes that have it as an argument, ascending."""
+        found: list[list[int]] = [[] for _ in self.nodes]
+        for i, arguments in enumerate(self.inputs):
+            for a in arguments:
+                found[a].append(i)
+        return tuple(map(tuple, found))
+
+    @functools.cached_property
+    def always_in_forward(self) -> np.ndarray:
+        """By node, whether forward runs it whatever is saved: its outputs and effects need it."""
+        runs = np.zeros(len(self.nodes), dtype=bool)
+        add_ancestors(self, runs, [i for i, side in enumerate(self.side) if side is Side.FORWARD])
+        return runs
+
+    @functools.cached_property
+    def _is_rebuildable(self) -> tuple[bool, ...]:
+        return tuple(
+            side is not Side.BACKWARD and not is_input for side, is_input in zip(self.side, self.is_input, strict=True)
+        )
 
 
 def dataflow_of(joint: JointGraph) -> Dataflow:
@@ -82,6 +144,8 @@ def dataflow_of(joint: JointGraph) -> Dataflow:
         is_static=tuple(node in joint.static_inputs for node in nodes),
         fwd_outputs=tuple(index[node] for node in joint.fwd_outputs),
         bwd_outputs=tuple(index[node] for node in joint.bwd_outputs),
+        cannot_save=frozenset(i for i, note in enumerate(notes) if note.cannot_save is not None),
+        cannot_recompute=frozenset(i for i, note in enumerate(notes) if note.cannot_recompute is not None),
     )
 
 
@@ -93,12 +157,7 @@ def index_of_parent(node: fx.Node, index: dict[fx.Node, int]) -> int:
 
 def needed_by_backward(flow: Dataflow) -> tuple[int, ...]:
     """Nodes of forward (or either side) that backward reads or returns, ascending; inputs left out."""
-    needed = set()
-    for i, side in enumerate(flow.side):
-        if side is Side.BACKWARD:
-            needed.update(a for a in flow.inputs[i] if flow.side[a] is not Side.BACKWARD)
-    needed.update(i for i in flow.bwd_outputs if flow.side[i] is not Side.BACKWARD)
-    return tuple(sorted(i for i in needed if not flow.is_input[i]))
+    return flow.needed
 
 
 def rebuilt_in_backward(flow: Dataflow, saved: frozenset[int]) -> tuple[list[int], list[int]]:
@@ -106,56 +165,68 @@ def rebuilt_in_backward(flow: Dataflow, saved: frozenset[int]) -> tuple[list[int
 
     ``saved`` holds node indices. Inputs of the graph are always at hand.
     """
+    rebuilt = rebuilt_nodes(flow, saved)
+    inputs = {a for i in rebuilt for a in flow.inputs[i] if flow.is_input[a] and a not in saved}
+    return sorted(rebuilt), sorted(inputs | flow.needed_inputs)
+
+
+def rebuilt_nodes(flow: Dataflow, saved: frozenset[int]) -> set[int]:
+    """The nodes that backward must compute again given what is saved. Linear in these, whatever the graph."""
     rebuilt: set[int] = set()
-    inputs: set[int] = set()
-    pending = list(needed_by_backward(flow))
-    for i, side in enumerate(flow.side):
-        if side is Side.BACKWARD:
-            inputs.update(a for a in flow.inputs[i] if flow.is_input[a] and flow.side[a] is not Side.BACKWARD)
-    inputs.update(i for i in flow.bwd_outputs if flow.is_input[i] and flow.side[i] is not Side.BACKWARD)
+    pending = [i for i in flow.needed if i not in saved]
+    rebuilt_from = flow.rebuilt_from
     while pending:
         i = pending.pop()
-        if i in saved or i in rebuilt:
-            continue
-        if flow.is_input[i]:
-            inputs.add(i)
-            continue
-        rebuilt.add(i)
-        pending.extend(flow.inputs[i])
-    return sorted(rebuilt), sorted(inputs)
+        if i not in rebuilt and i not in saved:
+            rebuilt.add(i)
+            pending += rebuilt_from[i]
+    return rebuilt
+
+
+def in_forward(flow: Dataflow, saved: frozenset[int]) -> np.ndarray:
+    """By node, whether forward runs it: its outputs, effects or the saved values need it."""
+    runs = flow.always_in_forward.copy()
+    add_ancestors(flow, runs, saved)
+    return runs
+
+
+def add_ancestors(flow: Dataflow, marked: np.ndarray, roots: Iterable[int]) -> None:
+    """Mark nodes and all that they are computed from; inputs are not marked, nor looked behind what is marked."""
+    pending = [i for i in roots if not marked[i] and not flow.is_input[i]]
+    while pending:
+        i = pending.pop()
+        if not marked[i]:
+            marked[i] = True
+            pending += flow.rebuilt_from[i]
 
 
 def forward_order(flow: Dataflow, saved: frozenset[int]) -> list[int]:
     """The nodes that forward runs: what its outputs, effects and the saved values need, in graph order."""
-    wanted: set[int] = set()
-    pending = [i for i, side in enumerate(flow.side) if side is Side.FORWARD and not flow.is_input[i]]
-    pending += list(saved)
-    while pending:
-        i = pending.pop()
-        if i not in wanted and not flow.is_input[i]:
-            wanted.add(i)
-            pending.extend(flow.inputs[i])
-    return sorted(wanted)
+    return np.flatnonzero(in_forward(flow, saved)).tolist()
 
 
 def backward_order(flow: Dataflow, saved: frozenset[int]) -> list[int]:
     """The nodes that backward runs, each rebuilt one right before the first that needs it.
 
-    Backward's own nodes keep the order of the joint graph, which is autograd's.
+    Backward's own nodes keep the order of the joint graph, which is autograd's. ``saved`` are values of forward.
     """
     order: list[int] = []
-    done: set[int] = set(saved)
-    roots = [i for i, side in enumerate(flow.side) if side is Side.BACKWARD and not flow.is_input[i]]
-    for root in (*roots, *flow.bwd_outputs):
-        missing: set[int] = set()
-        pending = [root]
+    roots, rebuilt_from, done, copied = flow.backward_roots, flow.rebuilt_from, set(saved), 0
+    for place, demanded in flow.demands:
+        pending = [i for i in demanded if i not in done]
+        if not pending:
+            continue
+        missing = []
         while pending:
             i = pending.pop()
-            if i not in done and i not in missing and not flow.is_input[i]:
-                missing.add(i)
-                pending.extend(flow.inputs[i])
-        order.extend(sorted(missing))
-        done |= missing
+            if i not in done:
+                done.add(i)
+                missing.append(i)
+                pending += rebuilt_from[i]
+        order += roots[copied:place]
+        order += sorted(missing)
+        copied = place
+    order += roots[copied:]
     return order
 
 

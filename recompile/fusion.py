@@ -1,265 +1,267 @@
-"""Which kernels a compiler makes of a program, predicted from the dataflow alone: what is stored and what fuses.
+"""Which kernels a compiler makes of the ops that write memory, predicted from the dataflow alone.
 
-A model of Inductor's scheduler (torch/_inductor/ir.py ``StorageBox``, scheduler.py ``can_fuse``), not a copy: pointwise
-values are inlined into their readers unless something forces them into memory, then stored ops that share a buffer
-and a loop shape are merged greedily as long as no path leaves and re-enters the kernel. Complexity: O(ops x kernels)
-for the cycle test on bitsets. Left out for now: split reductions, tilings.
+A model of Inductor's scheduler (torch/_inductor/scheduler.py ``can_fuse``), not a copy: stored ops that share a buffer
+and a loop shape are merged greedily as long as no path leaves and re-enters the kernel. Complexity: O(ops x open
+kernels), where a kernel is open while an op may still join it or read from it: some 64 ops long, whatever the length
+of the program. Left out for now: split reductions, tilings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+import operator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
-import torch
-import torch.fx as fx
+import numpy as np
 
-from recompile.dataflow import Dataflow
-from recompile.joint import Annotation, JointGraph, Kind
-from recompile.torch_private import RANDOM_FROM_SEED
+from recompile.inlining import FusionFacts, OpShape, StoredOp
 
-aten = torch.ops.aten
-
-# torch._inductor.config: realize_reads_threshold, realize_opcount_threshold; ir.py: inner functions are cut at 100 ops.
-MAX_READS_WHEN_REUSED = 4
-MAX_OPS_WHEN_REUSED = 30
-MAX_OPS_INLINED = 100
 # scheduler.py: score_fusion_memory_threshold, are_long_distant_nodes, can_fusion_increase_peak_memory, max_fusion_size.
 LEAST_SHARED_BYTES = 10
 LONGEST_DISTANCE = 64
 REUSE_WEIGHT = 32
 MOST_OPS_FUSED = 64
-# torch._inductor's Triton heuristics loop over rows above 1024 elements; generated C++ always loops.
-LONGEST_ROW_ON_GPU = 1024
-LONGEST_ROW_ON_CPU = 1
-# ir.py, StorageBox.should_realize_on_reuse: on the CPU a reused expression with one of these is stored.
-DEAR_ON_CPU = (aten.exp.default, aten.sigmoid.default)
+# What a kernel does with a buffer: bits of one number.
+MADE, ALWAYS_STORED, LOOPED = 1, 2, 4
 
 
-@dataclass(frozen=True, slots=True)
-class OpShape:
-    """The loop nest of an op: ``outer`` iterations, each over ``inner`` elements (1 for a pointwise op)."""
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """One generated loop or one library call. There is one object for equal ones."""
 
-    outer: int
-    inner: int
-    reduces_rows: bool
+    ops: tuple[StoredOp, ...]
+    shape: OpShape
+    spills: frozenset[int]  # buffers that it stores whoever reads them
 
     @property
-    def numel(self) -> int:
-        return self.outer * self.inner
+    def is_extern(self) -> bool:
+        return self.ops[0].is_extern
+
+    @functools.cached_property
+    def reads(self) -> frozenset[int]:
+        return frozenset(chain.from_iterable(op.reads for op in self.ops))
+
+    @functools.cached_property
+    def makes(self) -> tuple[int, ...]:
+        return tuple(chain.from_iterable(op.makes for op in self.ops))
+
+    @functools.cached_property
+    def touches(self) -> np.ndarray:
+        """What it makes, then what else it reads."""
+        return np.array([*self.makes, *sorted(self.reads.difference(self.makes))], dtype=np.int64)
+
+    @functools.cached_property
+    def roles(self) -> np.ndarray:
+        """Of the buffers in ``touches``."""
+        made = [
+            MADE | (ALWAYS_STORED if self.is_extern or b in self.spills else 0) | (0 if self.is_extern else LOOPED)
+            for b in self.makes
+        ]
+        return np.array(made + [0] * (len(self.touches) - len(made)), dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredOp:
-    """An op whose results go to memory, with what was inlined into it."""
-
-    op: int
-    position: int  # among the stored ops
-    reads: frozenset[int]  # buffers in memory
-    makes: tuple[int, ...]
-    members: frozenset[int]  # the op and the ops inlined into it
-    flop: int
-    is_reduction: bool
-
-
-@dataclass(slots=True)
-class Kernel:
-    """One generated loop or one library call."""
-
-    ops: list[StoredOp]
-    is_extern: bool
-    shape: OpShape
-    reads: set[int] = field(default_factory=set)
-    makes: set[int] = field(default_factory=set)
-
-    def add(self, op: StoredOp) -> None:
-        self.ops.append(op)
-        self.reads |= op.reads
-        self.makes.update(op.makes)
-
-
-@dataclass(frozen=True)
-class FusionFacts:
-    """Per-op facts that fusion needs, computed once per graph."""
-
-    flow: Dataflow
-    shape: tuple[OpShape, ...]
-    flop: tuple[int, ...]
-    always_stored: frozenset[int]
-    dear: frozenset[int]  # ops whose reuse forces them into memory on this device
-    longest_row: int  # elements that a reduction keeps in registers; longer rows are read again in a later loop
-
-
-def fusion_facts(joint: JointGraph, flow: Dataflow) -> FusionFacts:
-    on_cpu = any(
-        isinstance(val := node.meta.get("val"), torch.Tensor) and val.device.type == "cpu" for node in flow.nodes
-    )
-    return FusionFacts(
-        flow=flow,
-        shape=tuple(loop_shape(node, joint.notes) for node in flow.nodes),
-        flop=tuple(joint.notes[node].work.flop for node in flow.nodes),
-        always_stored=frozenset(i for i, node in enumerate(flow.nodes) if node.target in RANDOM_FROM_SEED),
-        dear=frozenset(i for i, node in enumerate(flow.nodes) if on_cpu and node.target in DEAR_ON_CPU),
-        longest_row=LONGEST_ROW_ON_CPU if on_cpu else LONGEST_ROW_ON_GPU,
-    )
-
-
-def loop_shape(node: fx.Node, notes: Mapping[fx.Node, Annotation]) -> OpShape:
-    """How an op's loops run: a reduction goes over its input, outer = results, inner = elements per result."""
-    kind, numel = notes[node].kind, notes[node].numel
-    if kind is not Kind.REDUCTION or not node.all_input_nodes:
-        return OpShape(numel, 1, False)
-    source = node.all_input_nodes[0].meta.get("val")
-    if not isinstance(source, torch.Tensor) or numel == 0:
-        return OpShape(numel, 1, False)
-    inner = max(1, notes[node.all_input_nodes[0]].numel // numel)
-    dims = node.args[1] if len(node.args) > 1 else None
-    dims = [dims] if isinstance(dims, int) else dims
-    if not isinstance(dims, list | tuple) or not dims:
-        return OpShape(numel, inner, True)
-    axes = sorted(dim % source.dim() for dim in dims)
-    return OpShape(numel, inner, axes == list(range(source.dim() - len(axes), source.dim())))
-
-
-def store_ops(
-    facts: FusionFacts, program: Sequence[int], kept: frozenset[int], at_hand: frozenset[int] = frozenset()
-) -> list[StoredOp]:
-    """The ops of a program that write memory; pointwise ops between them are inlined into their readers.
-
-    ``program`` lists node indices in order; ``kept`` are buffers that outlive it (outputs, saved values). ``at_hand``
-    are buffers that it starts with: an op that runs for another of its results does not make them.
-    """
-    flow = facts.flow
-    ops = [i for i in program if flow.is_op[i]]
-    readers: dict[int, list[int]] = {}
-    for i in ops:
-        for buffer in flow.reads[i]:
-            readers.setdefault(buffer, []).append(i)
-    inlined: dict[int, StoredOp] = {}
-    stored = []
-    for i in ops:
-        reads: set[int] = set()
-        members = {i}
-        flop = facts.flop[i]
-        for buffer in flow.reads[i]:
-            source = inlined.get(buffer)
-            if source is None:
-                reads.add(buffer)
-            else:
-                reads |= source.reads
-                members |= source.members
-                flop += source.flop
-        op = StoredOp(
-            i,
-            len(stored),
-            frozenset(reads),
-            tuple(buffer for buffer in flow.makes[i] if buffer not in at_hand),
-            frozenset(members),
-            flop,
-            flow.kind[i] is Kind.REDUCTION,
-        )
-        if must_be_stored(facts, op, readers, kept):
-            stored.append(op)
-        elif op.makes:
-            inlined[op.makes[0]] = op
-    return stored
-
-
-def must_be_stored(facts: FusionFacts, op: StoredOp, readers: dict[int, list[int]], kept: frozenset[int]) -> bool:
-    """Whether an op's result goes to memory rather than into its readers' loops."""
-    flow = facts.flow
-    if flow.kind[op.op] is not Kind.POINTWISE or len(op.makes) != 1 or op.op in facts.always_stored:
-        return True
-    buffer = op.makes[0]
-    users = readers.get(buffer, ())
-    if buffer in kept or any(flow.kind[user] is Kind.EXTERN for user in users):
-        return True
-    if len(op.members) > MAX_OPS_INLINED:
-        return True
-    reused = len(users) > 1
-    heavy = len(op.reads) > MAX_READS_WHEN_REUSED or len(op.members) > MAX_OPS_WHEN_REUSED
-    return reused and (heavy or not facts.dear.isdisjoint(op.members))
+def kernel_of(facts: FusionFacts, ops: tuple[StoredOp, ...]) -> Kernel:
+    """The kernel of these ops; its loops are those of the last op that has rows or columns."""
+    kernel = facts.kernels.get(ops)
+    if kernel is None:
+        shape = next((op.shape for op in reversed(ops) if op.shape.inner > 1), ops[0].shape)
+        spills = spilled_buffers(ops, shape, facts.longest_row)
+        kernel = facts.kernels[ops] = Kernel(ops, shape, frozenset(spills))
+    return kernel
 
 
 def fuse(facts: FusionFacts, stored: Sequence[StoredOp]) -> list[Kernel]:
     """Merge stored ops into kernels and return these in an order that respects their dependencies."""
-    work = Fusion(facts, _single_readers(stored))
+    counts = Counter(chain.from_iterable(op.reads for op in stored))
+    work = Fusion(facts, {buffer for op in stored for buffer in op.makes if counts[buffer] == 1})
     for op in stored:
         work.place(op)
-    return _in_order(work.kernels)
+    return in_order([kernel_of(facts, tuple(kernel.ops)) for kernel in work.kernels])
+
+
+@dataclass(slots=True, eq=False)
+class OpenKernel:
+    """A kernel under construction."""
+
+    birth: int  # ascending in the order in which kernels are begun
+    bit: int  # names it in the bitsets; 0 for a library call, which nothing joins
+    first: int  # position of its first op
+    before: int  # bitset of the loops that must run before it
+    ops: list[StoredOp] = field(default_factory=list)
+    loops_like: StoredOp | None = None  # the op whose loops it has
+    touches: set[int] = field(default_factory=set)  # buffers that it reads or makes
+    reusable: set[int] = field(default_factory=set)  # sizes of the buffers that it alone reads
+
+    def take(self, op: StoredOp) -> None:
+        if self.loops_like is None or op.shape.inner > 1:
+            self.loops_like = op
+        self.ops.append(op)
+        self.touches |= op.reads
+        self.touches.update(op.makes)
 
 
 class Fusion:
-    """Kernels under construction: each op in turn joins the kernel it shares most with, or begins one."""
+    """Kernels under construction: each op in turn joins the kernel it shares most with, or begins one.
 
-    def __init__(self, facts: FusionFacts, single_readers: frozenset[int]):
+    ``single_readers``: buffers made in the program that one stored op reads: without fusion their memory could be
+    reused.
+    """
+
+    def __init__(self, facts: FusionFacts, single_readers: set[int]):
         self.facts = facts
+        self.size = facts.flow.size_bytes
         self.single_readers = single_readers
-        self.kernels: list[Kernel] = []
-        self.before: list[int] = []  # per kernel a bitset of the kernels that must run before it
-        self.made_by: dict[int, int] = {}
-        self.readers_of: dict[int, list[int]] = {}
+        self.position = 0
+        self.kernels: list[OpenKernel] = []
+        self.live: set[int] = set()  # buffers from before that later ops read
+        self.next_birth = 0
+        self.num_loops = 0
+        self.made_by: dict[int, OpenKernel] = {}
+        self.readers_of: dict[int, list[OpenKernel]] = {}  # the loops that read a buffer, without those far behind
+        self.is_in_order = True  # no kernel reads from one that was begun after it
 
     def place(self, op: StoredOp) -> None:
         """Put one op into a kernel."""
-        sources = {self.made_by[b] for b in op.reads if b in self.made_by}
-        ancestors = 0
-        for k in sources:
-            ancestors |= self.before[k] | 1 << k
-        shape = self.facts.shape[op.op]
-        is_extern = self.facts.flow.kind[op.op] not in (Kind.POINTWISE, Kind.REDUCTION)
-        home = None if is_extern else self.best_home(op, sources)
+        sources = set(map(self.made_by.get, op.reads))
+        sources.discard(None)
+        before = after = 0
+        for kernel in sources:
+            before |= kernel.before
+            after |= kernel.bit
+        home = None if op.is_extern else self.best_home(op, sources, before)
         if home is None:
-            home = len(self.kernels)
-            self.kernels.append(Kernel([], is_extern, shape))
-            self.before.append(ancestors)
+            home = self.begin(op, before | after)
         else:
-            _merge_ancestors(self.before, home, ancestors & ~(1 << home))
-            if shape.inner > 1:
-                self.kernels[home].shape = shape
-        self.kernels[home].add(op)
-        self.made_by.update((buffer, home) for buffer in op.makes)
-        for buffer in op.reads:
-            self.readers_of.setdefault(buffer, []).append(home)
+            self.join(home, op, sources, before | after)
+        for buffer in op.makes:
+            self.made_by[buffer] = home
+        if home.bit:
+            for buffer in op.reads:
+                self.readers_of.setdefault(buffer, []).append(home)
+            home.reusable.update([self.size[b] for b in op.reads & self.single_readers])
+        self.position += 1
 
-    def best_home(self, op: StoredOp, sources: set[int]) -> int | None:
-        """The kernel that shares most bytes with the op and may take it without a cycle, or None."""
-        size = self.facts.flow.size_bytes
-        candidates = set(sources)
-        for buffer in op.reads:
-            candidates.update(self.readers_of.get(buffer, ()))
-        best, best_bytes = None, 0
-        for k in sorted(candidates):
-            kernel = self.kernels[k]
-            if kernel.is_extern or not shapes_fuse(kernel.shape, self.facts.shape[op.op]):
+    def begin(self, op: StoredOp, ancestors: int) -> OpenKernel:
+        """A new kernel of this op."""
+        kernel = OpenKernel(self.next_birth, 0, self.position, ancestors)
+        if not op.is_extern:
+            kernel.bit = 1 << self.num_loops
+            self.num_loops += 1
+        kernel.take(op)
+        self.next_birth += 1
+        self.kernels.append(kernel)
+        return kernel
+
+    def join(self, home: OpenKernel, op: StoredOp, sources: set[OpenKernel], ancestors: int) -> None:
+        """Add an op to a kernel: it now also follows ``ancestors``, and so does everything that follows it."""
+        home.take(op)
+        fresh = ancestors & ~(home.before | home.bit)
+        if fresh:
+            home.before |= fresh
+            for kernel in self.kernels:
+                if kernel.before & home.bit:
+                    kernel.before |= fresh
+        if any(kernel.birth > home.birth for kernel in sources):
+            self.is_in_order = False
+
+    def best_home(self, op: StoredOp, sources: set[OpenKernel], before: int) -> OpenKernel | None:
+        """The kernel that shares most bytes with the op and may take it without a cycle, or None.
+
+        ``before``: the loops before ``sources``. A path from one of these would leave the kernel and come back.
+        """
+        candidates = {kernel for kernel in sources if kernel.bit}
+        for buffer in op.reads & self.readers_of.keys():
+            near = [k for k in self.readers_of[buffer] if self.position - k.first <= LONGEST_DISTANCE]
+            self.readers_of[buffer] = near
+            candidates.update(near)
+        size, best, best_bytes = self.size, None, 0
+        for kernel in sorted(candidates, key=_birth):
+            if before & kernel.bit or not fits(self.facts, kernel.loops_like, op):
                 continue
-            if any(self.before[s] >> k & 1 for s in sources if s != k):
-                continue  # a path leaves the kernel and comes back through another
-            shared = sum(size[b] for b in op.reads if b in kernel.makes or b in kernel.reads)
-            if shared > best_bytes and self.is_worthwhile(op, kernel, shared, k in sources):
-                best, best_bytes = k, shared
+            shared_bytes = sum([size[b] for b in op.reads & kernel.touches])
+            if shared_bytes > best_bytes and self.is_worthwhile(op, kernel, shared_bytes, kernel in sources):
+                best, best_bytes = kernel, shared_bytes
         return best
 
-    def is_worthwhile(self, op: StoredOp, kernel: Kernel, shared_bytes: int, is_producer: bool) -> bool:
+    def is_worthwhile(self, op: StoredOp, kernel: OpenKernel, shared_bytes: int, is_producer: bool) -> bool:
         """Inductor's heuristics against fusions that keep memory alive (scheduler.py, choices.py)."""
-        first, last = kernel.ops[0].position, kernel.ops[-1].position
-        if not is_producer:
-            distance = max(abs(op.position - first), abs(op.position - last))
-            if shared_bytes < LEAST_SHARED_BYTES or distance > LONGEST_DISTANCE:
-                return False
-        size = self.facts.flow.size_bytes
-        reusable = {size[b] for b in op.reads & self.single_readers}
-        kept_alive = sum(reusable & {size[b] for b in kernel.reads & self.single_readers})
-        return len(kernel.ops) < MOST_OPS_FUSED and kept_alive <= REUSE_WEIGHT * shared_bytes
+        if len(kernel.ops) >= MOST_OPS_FUSED or (not is_producer and shared_bytes < LEAST_SHARED_BYTES):
+            return False
+        reusable = {self.size[b] for b in op.reads & self.single_readers}
+        return sum(reusable & kernel.reusable) <= REUSE_WEIGHT * shared_bytes
+
+    # Going on later: what happened so far counts only as far as later ops can depend on it.
+
+    def closed(self, live: set[int]) -> list[OpenKernel]:
+        """Drop and return the kernels that no later op can join or reads from; ``live``: the buffers that those read.
+
+        Afterwards positions count from here, and bits in the order of the kernels that are left.
+        """
+        closed, left = [], []
+        for kernel in self.kernels:
+            if kernel.bit and self.position - kernel.first <= LONGEST_DISTANCE:
+                is_open = not live.isdisjoint(kernel.touches)
+            else:
+                is_open = any(b in live for op in kernel.ops for b in op.makes)
+            (left if is_open else closed).append(kernel)
+        new_bit = {k.bit: 1 << number for number, k in enumerate(kernel for kernel in left if kernel.bit)}
+        known = sum(new_bit)
+        for kernel in left:
+            kernel.before = sum([new_bit[bit] for bit in bits_of(kernel.before & known)])
+            kernel.first = max(kernel.first - self.position, -LONGEST_DISTANCE - 1)
+        for kernel in left:
+            kernel.bit = new_bit.get(kernel.bit, 0)
+        touched = live & set().union(*(kernel.touches if kernel.bit else kernel.ops[0].makes for kernel in left))
+        self.single_readers &= touched
+        self.made_by = {b: kernel for b, kernel in self.made_by.items() if b in touched}
+        self._begin_at(left, touched)
+        return closed
+
+    @classmethod
+    def resumed(
+        cls, facts: FusionFacts, kernels: Iterable[OpenKernel], live: Iterable[int], single_readers: Iterable[int]
+    ) -> Fusion:
+        """A fusion that goes on where another one had ``closed``; ``kernels`` as that left them, their bits not set."""
+        work = cls(facts, set(single_readers))
+        left, live = list(kernels), set(live)
+        for kernel in left:
+            work.made_by.update((b, kernel) for op in kernel.ops for b in op.makes if b in live)
+        for number, kernel in enumerate(kernel for kernel in left if not kernel.ops[0].is_extern):
+            kernel.bit = 1 << number
+        work._begin_at(left, live)
+        return work
+
+    def _begin_at(self, kernels: list[OpenKernel], live: set[int]) -> None:
+        self.kernels, self.live, self.position, self.is_in_order = kernels, live, 0, True
+        loops = [kernel for kernel in kernels if kernel.bit]
+        self.num_loops = len(loops)
+        self.readers_of = {}
+        for kernel in loops:
+            for b in kernel.touches & live:
+                self.readers_of.setdefault(b, []).append(kernel)
 
 
-def _single_readers(stored: Sequence[StoredOp]) -> frozenset[int]:
-    """Buffers made in the program that exactly one stored op reads: without fusion their memory could be reused."""
-    counts: dict[int, int] = {}
-    for op in stored:
-        for buffer in op.reads:
-            counts[buffer] = counts.get(buffer, 0) + 1
-    return frozenset(buffer for op in stored for buffer in op.makes if counts.get(buffer) == 1)
+def bits_of(mask: int) -> Iterator[int]:
+    """The single bits of a mask, from the lowest."""
+    while mask:
+        lowest = mask & -mask
+        yield lowest
+        mask ^= lowest
+
+
+_birth = operator.attrgetter("birth")
+
+
+def fits(facts: FusionFacts, first: StoredOp, second: StoredOp) -> bool:
+    """``shapes_fuse`` of two ops, each pair of shapes looked at once."""
+    key = first.shape_number, second.shape_number
+    known = facts.fits.get(key)
+    if known is None:
+        known = facts.fits[key] = shapes_fuse(first.shape, second.shape)
+    return known
 
 
 def shapes_fuse(first: OpShape, second: OpShape) -> bool:
@@ -275,29 +277,18 @@ def shapes_fuse(first: OpShape, second: OpShape) -> bool:
     return flat.outer in (rows.outer, rows.numel)
 
 
-def _merge_ancestors(before: list[int], home: int, ancestors: int) -> None:
-    """Kernel ``home`` now also follows ``ancestors``; so does everything that follows it."""
-    fresh = ancestors & ~before[home]
-    if not fresh:
-        return
-    before[home] |= fresh
-    for k in range(len(before)):
-        if before[k] >> home & 1:
-            before[k] |= fresh
-
-
-def _in_order(kernels: list[Kernel]) -> list[Kernel]:
+def in_order(kernels: Sequence[Kernel]) -> list[Kernel]:
     """Topological order: kernels by their first op, each preceded by what it needs (depth first, as Inductor sorts)."""
     made_by = {buffer: k for k, kernel in enumerate(kernels) for buffer in kernel.makes}
     order: list[Kernel] = []
     done: set[int] = set()
-    for first in sorted(range(len(kernels)), key=lambda k: kernels[k].ops[0].position):
+    for first in range(len(kernels)):
         pending = [first]
         while pending:
             k = pending[-1]
-            sources = {made_by[b] for b in kernels[k].reads if b in made_by} - done - {k}
-            if sources and k not in done:
-                pending.extend(sorted(sources, reverse=True))
+            missing = set() if k in done else {made_by[b] for b in kernels[k].reads if b in made_by} - done - {k}
+            if missing:
+                pending.extend(sorted(missing, reverse=True))
                 continue
             pending.pop()
             if k not in done:
@@ -306,19 +297,19 @@ def _in_order(kernels: list[Kernel]) -> list[Kernel]:
     return order
 
 
-def spilled_buffers(kernel: Kernel, longest_row: int) -> set[int]:
+def spilled_buffers(ops: Sequence[StoredOp], shape: OpShape, longest_row: int) -> set[int]:
     """Buffers read in a later pass over the rows than the one that makes them: stored although no other kernel reads
     them.
 
     A reduction whose rows exceed ``longest_row`` elements is a loop; what follows it is another loop over the same
     rows.
     """
-    if kernel.is_extern or kernel.shape.inner <= longest_row:
+    if ops[0].is_extern or shape.inner <= longest_row:
         return set()
     made_in: dict[int, int] = {}
     reduced: set[int] = set()
     spilled: set[int] = set()
-    for op in kernel.ops:
+    for op in ops:
         inside = [b for b in op.reads if b in made_in]
         turn = max((made_in[b] + (b in reduced) for b in inside), default=0)
         spilled.update(b for b in inside if b not in reduced and made_in[b] < turn)
@@ -326,19 +317,3 @@ def spilled_buffers(kernel: Kernel, longest_row: int) -> set[int]:
         if op.is_reduction:
             reduced.update(op.makes)
     return spilled
-
-
-def stored_buffers(kernels: Iterable[Kernel], kept: frozenset[int], longest_row: int) -> set[int]:
-    """Buffers that really occupy memory: all made ones but those read only inside the kernel that makes them."""
-    readers: dict[int, set[int]] = {}
-    kernels = list(kernels)
-    for k, kernel in enumerate(kernels):
-        for buffer in kernel.reads:
-            readers.setdefault(buffer, set()).add(k)
-    stored = set()
-    for k, kernel in enumerate(kernels):
-        stored |= spilled_buffers(kernel, longest_row)
-        for buffer in kernel.makes:
-            if kernel.is_extern or buffer in kept or readers.get(buffer, set()) - {k}:
-                stored.add(buffer)
-    return stored

@@ -20,6 +20,7 @@ planner's concern.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,22 +58,66 @@ def choose_saved(
     Raises ContradictionError when no finite choice exists, ValueError for costs out of range.
     """
     _check_costs(recompute_cost, save_cost)
-    _check_feasible(recompute_cost, save_cost, uses, needed)
-    count = len(recompute_cost)
-    source, sink = 2 * count, 2 * count + 1
-    rows = [source] * count + [2 * v for v in range(count)] + [2 * v + 1 for v, _ in uses] + [2 * v + 1 for v in needed]
-    columns = [2 * v for v in range(count)] + [2 * v + 1 for v in range(count)] + [2 * u for _, u in uses]
-    columns += [sink] * len(needed)
-    capacities = [*recompute_cost, *save_cost] + [INFINITE] * (len(uses) + len(needed))
-    edges = {(row, column): capacity for row, column, capacity in zip(rows, columns, capacities, strict=True)}
-    places = np.array(list(edges), dtype=np.int32).reshape(-1, 2)
-    capacity = csr_array(
-        (np.array(list(edges.values()), dtype=np.int32), (places[:, 0], places[:, 1])), shape=(sink + 1, sink + 1)
-    )
-    result = maximum_flow(capacity, source, sink, method="dinic")
-    reached = _reached_from(source, capacity, result.flow)
-    cut = {v for v in range(count) if reached[2 * v] and not reached[2 * v + 1]}
-    return CutChoice(int(result.flow_value), _without_unread(cut, uses, needed))
+    return CutProblem(len(recompute_cost), uses, needed).choose(recompute_cost, save_cost)
+
+
+class CutProblem:
+    """The edges of a problem, laid out once for all costs."""
+
+    def __init__(self, count: int, uses: Sequence[tuple[int, int]], needed: Sequence[int]):
+        self.count = count
+        self.needed = tuple(needed)
+        self.sources: list[list[int]] = [[] for _ in range(count)]
+        self.users: list[list[int]] = [[] for _ in range(count)]
+        for value, user in uses:
+            self.sources[user].append(value)
+            self.users[value].append(user)
+        values, wanted = np.arange(count), np.array(needed, dtype=np.int64)
+        value, user = np.array(uses, dtype=np.int64).reshape(-1, 2).T
+        source, sink = 2 * count, 2 * count + 1
+        rows = np.concatenate([np.full(count, source), 2 * values, 2 * value + 1, 2 * wanted + 1])
+        columns = np.concatenate([2 * values, 2 * values + 1, 2 * user, np.full(len(wanted), sink)])
+        places, self._edge_of = np.unique(rows * (sink + 1) + columns, return_inverse=True)
+        self._columns = (places % (sink + 1)).astype(np.int32)
+        self._starts = np.searchsorted(places, np.arange(sink + 2) * (sink + 1)).astype(np.int32)
+
+    def choose(self, recompute_cost: Sequence[int], save_cost: Sequence[int]) -> CutChoice:
+        """See ``choose_saved``, which also checks that the costs are in range."""
+        again, keep = np.asarray(recompute_cost, dtype=np.int64), np.asarray(save_cost, dtype=np.int64)
+        self._check_feasible(again == INFINITE, keep == INFINITE)
+        capacities = np.full(len(self._columns), INFINITE, dtype=np.int32)
+        capacities[self._edge_of[: 2 * self.count]] = np.concatenate([again, keep])
+        source, sink = 2 * self.count, 2 * self.count + 1
+        capacity = csr_array((capacities, self._columns, self._starts), shape=(sink + 1, sink + 1))
+        result = maximum_flow(capacity, source, sink, method="dinic")
+        reached = _reached_from(source, capacity, result.flow)
+        entered, left = reached[: 2 * self.count : 2], reached[1 : 2 * self.count : 2]
+        cut = set(np.flatnonzero(entered & ~left).tolist())
+        return CutChoice(int(result.flow_value), self._without_unread(cut))
+
+    def _without_unread(self, saved: set[int]) -> tuple[int, ...]:
+        """The saved values that rebuilding what is needed really reads; saving at no cost leaves others in the cut."""
+        pending, seen = list(self.needed), set(self.needed)
+        while pending:
+            value = pending.pop()
+            fresh = [] if value in saved else [v for v in self.sources[value] if v not in seen]
+            seen.update(fresh)
+            pending.extend(fresh)
+        return tuple(sorted(saved & seen))
+
+    def _check_feasible(self, is_unrepeatable: np.ndarray, is_unsavable: np.ndarray) -> None:
+        """Raise if a value that cannot be recomputed reaches a need through values that cannot be saved."""
+        wanted = set(self.needed)
+        pending = np.flatnonzero(is_unrepeatable & is_unsavable).tolist()
+        came_from: dict[int, int | None] = dict.fromkeys(pending)
+        while pending:
+            value = pending.pop()
+            if value in wanted:
+                raise ContradictionError(_trail(value, came_from))
+            for user in self.users[value]:
+                if user not in came_from and is_unsavable[user]:
+                    came_from[user] = value
+                    pending.append(user)
 
 
 def scale_to_integers(seconds: Sequence[float | None]) -> list[int]:
@@ -80,10 +125,18 @@ def scale_to_integers(seconds: Sequence[float | None]) -> list[int]:
 
     Cheap but not free stays at least 1, so that a tie is broken by counting values.
     """
-    total = sum(value for value in seconds if value is not None)
+    return scaled(np.array([math.inf if value is None else value for value in seconds], dtype=float)).tolist()
+
+
+def scaled(seconds: np.ndarray) -> np.ndarray:
+    """``scale_to_integers`` for an array, in which what is forbidden is infinite."""
+    is_allowed = np.isfinite(seconds)
+    total = sum(seconds[is_allowed].tolist())
     room = LARGEST_TOTAL - len(seconds)
     factor = room / total if total > 0 else 0.0
-    return [INFINITE if value is None else int(value * factor) + (value > 0) for value in seconds]
+    costs = np.full(len(seconds), INFINITE, dtype=np.int64)
+    costs[is_allowed] = (seconds[is_allowed] * factor).astype(np.int64) + (seconds[is_allowed] > 0)
+    return costs
 
 
 def _reached_from(source: int, capacity: csr_array, flow: csr_array) -> np.ndarray:
@@ -96,47 +149,12 @@ def _reached_from(source: int, capacity: csr_array, flow: csr_array) -> np.ndarr
     return reached
 
 
-def _without_unread(saved: set[int], uses: Sequence[tuple[int, int]], needed: Sequence[int]) -> tuple[int, ...]:
-    """The saved values that rebuilding what is needed really reads; saving at no cost leaves others in the cut."""
-    sources: dict[int, list[int]] = {}
-    for value, user in uses:
-        sources.setdefault(user, []).append(value)
-    pending, seen = list(needed), set(needed)
-    while pending:
-        value = pending.pop()
-        fresh = [] if value in saved else [v for v in sources.get(value, ()) if v not in seen]
-        seen.update(fresh)
-        pending.extend(fresh)
-    return tuple(sorted(saved & seen))
-
-
 def _check_costs(recompute_cost: Sequence[int], save_cost: Sequence[int]) -> None:
     if len(recompute_cost) != len(save_cost):
         raise ValueError(f"{len(recompute_cost)} recompute costs but {len(save_cost)} save costs")
     finite = [cost for cost in (*recompute_cost, *save_cost) if cost != INFINITE]
     if any(cost < 0 for cost in finite) or sum(finite) > LARGEST_TOTAL:
         raise ValueError(f"costs must be non-negative and sum to at most {LARGEST_TOTAL}; see scale_to_integers")
-
-
-def _check_feasible(
-    recompute_cost: Sequence[int], save_cost: Sequence[int], uses: Sequence[tuple[int, int]], needed: Sequence[int]
-) -> None:
-    """Raise if a value that cannot be recomputed reaches a need through values that cannot be saved."""
-    readers: dict[int, list[int]] = {}
-    for value, user in uses:
-        readers.setdefault(value, []).append(user)
-    wanted = set(needed)
-    came_from: dict[int, int | None] = {}
-    pending = [v for v in range(len(save_cost)) if recompute_cost[v] == INFINITE and save_cost[v] == INFINITE]
-    came_from.update((v, None) for v in pending)
-    while pending:
-        value = pending.pop()
-        if value in wanted:
-            raise ContradictionError(_trail(value, came_from))
-        for user in readers.get(value, ()):
-            if user not in came_from and save_cost[user] == INFINITE:
-                came_from[user] = value
-                pending.append(user)
 
 
 def _trail(end: int, came_from: dict[int, int | None]) -> list[int]:

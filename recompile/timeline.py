@@ -7,15 +7,28 @@ released after their last use in backward, as AOTAutograd's boxed calls do.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from recompile.dataflow import Dataflow, backward_order, dataflow_of, forward_order, rebuilt_in_backward, tangents_of
-from recompile.fusion import FusionFacts, Kernel, fuse, fusion_facts, store_ops, stored_buffers
+from recompile.dataflow import (
+    Dataflow,
+    backward_order,
+    dataflow_of,
+    forward_order,
+    in_forward,
+    rebuilt_nodes,
+    tangents_of,
+)
+from recompile.fusion import Kernel
 from recompile.hardware import Hardware
+from recompile.inlining import FusionFacts, fusion_facts
 from recompile.joint import JointGraph, Kind, Side
+from recompile.lifetimes import DIES, FROM_LOOP, WRITTEN, lifetimes
+from recompile.stretches import Stretches, backward_stretches, forward_stretches, stretches_of
 from recompile.work import name_of, words
 
 # Ops that Inductor lowers to a copy of their first argument and writes into; a base that nobody reads afterwards (the
@@ -37,21 +50,40 @@ class Moment:
 
 @dataclass(frozen=True)
 class Simulation:
-    """A predicted step."""
+    """A predicted step: one entry a kernel in ``nodes``, ``live_bytes`` and ``seconds``, forward's first."""
 
-    moments: tuple[Moment, ...]
+    num_forward: int
+    nodes: tuple[int, ...]
+    live_bytes: tuple[int, ...]
+    seconds: tuple[float, ...]
     saved_bytes: int
 
-    @property
-    def peak_bytes(self) -> int:
-        return max((moment.live_bytes for moment in self.moments), default=0)
+    @functools.cached_property
+    def moments(self) -> tuple[Moment, ...]:
+        rows = zip(self.nodes, self.live_bytes, self.seconds, strict=True)
+        return tuple(Moment("forward" if k < self.num_forward else "backward", *row) for k, row in enumerate(rows))
 
-    @property
+    @functools.cached_property
+    def peak_bytes(self) -> int:
+        return max(self.live_bytes, default=0)
+
+    @functools.cached_property
     def step_seconds(self) -> float:
-        return sum(moment.seconds for moment in self.moments)
+        return sum(self.seconds)
 
     def peak_of(self, phase: str) -> int:
         return max((moment.live_bytes for moment in self.moments if moment.phase == phase), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What running a kernel does to memory, and its time."""
+
+    node: int
+    grows_bytes: int  # when it begins
+    extra_bytes: int  # while it runs
+    shrinks_bytes: int  # when it has ended
+    seconds: float
 
 
 class Timeline:
@@ -76,6 +108,9 @@ class Timeline:
             for i, node in enumerate(self.flow.nodes)
             if kinds[i] in (Kind.EXTERN, Kind.VALUE)
         }
+        self.stretches = Stretches(self.facts)
+        self._numbers = {"forward": forward_stretches(self.facts), "backward": backward_stretches(self.facts)}
+        self._steps: dict[tuple[Kernel, bytes], Step] = {}
 
     def simulate(self, saved: frozenset[int]) -> Simulation:
         """The step when exactly the node indices ``saved`` (and inputs) are handed to backward."""
@@ -87,44 +122,58 @@ class Timeline:
         copies = {i: flow.size_bytes[i] for i in self._copied_for_layout}
         kept = frozenset(handed_over | outputs)
         forward = self._run("forward", forward_order(flow, saved), kept, {}, sum(copies.values()))
-        tangents = {t: flow.size_bytes[t] for t in tangents_of(flow)}
+        tangents = {t: flow.size_bytes[t] for t in self._tangents}
         releasable = {b: flow.size_bytes[b] for b in handed_over - outputs} | tangents | copies
         held = sum(flow.size_bytes[b] for b in outputs)
         backward = self._run(
             "backward", backward_order(flow, saved), frozenset(gradients), releasable, held, frozenset(handed_over)
         )
         saved_bytes = sum(flow.size_bytes[b] for b in handed_over - outputs) + sum(copies.values())
-        return Simulation(tuple(forward + backward), saved_bytes)
+        columns = (f + b for f, b in zip(forward, backward, strict=True))
+        return Simulation(len(forward[0]), *columns, saved_bytes)
 
     def _run(
         self, phase: str, program: Sequence[int], kept: frozenset[int], releasable: dict[int, int], held_bytes: int,
         at_hand: frozenset[int] = frozenset(),
-    ) -> list[Moment]:  # fmt: skip
-        """One program: ``kept`` buffers outlive it, ``releasable`` ones live at its start and die at their last use.
+    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:  # fmt: skip
+        """One program, its kernels' first ops, live bytes and seconds: ``kept`` buffers outlive it, ``releasable`` ones
+        live at its start and die at their last use.
 
         A library call makes all its results; those that are ``at_hand`` already it drops at once.
         """
-        kernels = fuse(self.facts, store_ops(self.facts, program, kept, at_hand))
-        stored = stored_buffers(kernels, kept, self.facts.longest_row)
-        last_use = {buffer: k for k, kernel in enumerate(kernels) for buffer in kernel.reads | kernel.makes}
+        indices = np.array(program, dtype=np.int64)
+        kernels = self.stretches.kernels(indices, stretches_of(indices, self._numbers[phase]), kept, at_hand)
+        fates = lifetimes(kernels, len(self.flow.nodes), kept, releasable.keys())
+        known = self._steps
+        steps = [known.get(key) or self._new_step(*key) for key in zip(kernels, fates, strict=True)]
+        live, live_bytes = held_bytes + sum(releasable.values()), []
+        for step in steps:
+            live += step.grows_bytes
+            live_bytes.append(live + step.extra_bytes)
+            live -= step.shrinks_bytes
+        return tuple(step.node for step in steps), tuple(live_bytes), tuple(step.seconds for step in steps)
+
+    def _new_step(self, kernel: Kernel, fate: bytes) -> Step:
+        """What the kernel does when this becomes of the buffers that it touches; see ``lifetimes``."""
         size = self.flow.size_bytes
-        mortal = (stored - kept) | (releasable.keys() - kept)
-        live = held_bytes + sum(releasable.values())
-        looped = {buffer for kernel in kernels if not kernel.is_extern for buffer in kernel.makes}
-        moments = []
-        for k, kernel in enumerate(kernels):
-            made = [buffer for buffer in kernel.makes if buffer in stored]
-            dying = [b for b in kernel.reads | kernel.makes if last_use[b] == k and b in mortal]
-            reused = self._bytes_reused(kernel, made, dying)
-            live += sum(size[b] for b in made) - reused
-            first = kernel.ops[0].op
-            dropped = sum(size[b] for b in self.flow.makes[first] if b in at_hand) if kernel.is_extern else 0
-            bias, copied_bytes = self._copied_bias.get(first, (None, 0))
-            copied_bytes = copied_bytes if bias in looped else 0
-            seconds = self._seconds(kernel, stored) + 2 * copied_bytes / self.hardware.byte_per_s
-            moments.append(Moment(phase, first, live + dropped + copied_bytes, seconds))
-            live -= sum(size[b] for b in dying) - reused
-        return moments
+        fates = list(zip(kernel.touches.tolist(), fate, strict=True))
+        made = [b for b, bits in fates if bits & WRITTEN]
+        dying = [b for b, bits in fates if bits & DIES]
+        reused = self._bytes_reused(kernel, made, dying)
+        first = kernel.ops[0]
+        dropped = sum(size[b] for b in self.flow.makes[first.op] if b not in first.makes) if kernel.is_extern else 0
+        bias, copied_bytes = self._copied_bias.get(first.op, (None, 0))
+        if not any(b == bias and bits & FROM_LOOP for b, bits in fates):
+            copied_bytes = 0
+        step = Step(
+            node=first.op,
+            grows_bytes=sum(size[b] for b in made) - reused,
+            extra_bytes=dropped + copied_bytes,
+            shrinks_bytes=sum(size[b] for b in dying) - reused,
+            seconds=self._seconds(kernel, made) + 2 * copied_bytes / self.hardware.byte_per_s,
+        )
+        self._steps[kernel, fate] = step
+        return step
 
     def _bytes_reused(self, kernel: Kernel, made: Sequence[int], dying: Sequence[int]) -> int:
         """Bytes of results written over inputs that die in the same kernel (Inductor's in-place buffers).
@@ -153,14 +202,12 @@ class Timeline:
                     break
         return reused
 
-    def _seconds(self, kernel: Kernel, stored: set[int]) -> float:
+    def _seconds(self, kernel: Kernel, written: Sequence[int]) -> float:
         """Roofline of a kernel: an extern's own, else the larger of traffic and arithmetic, plus a launch."""
         if kernel.is_extern:
             return self._seconds_alone.get(kernel.ops[0].op, self.hardware.launch_s)
         size = self.flow.size_bytes
-        moved = sum(size[b] for b in kernel.reads if b not in kernel.makes) + sum(
-            size[b] for b in kernel.makes & stored
-        )
+        moved = sum(size[b] for b in kernel.reads.difference(kernel.makes)) + sum(size[b] for b in written)
         members = frozenset().union(*(op.members for op in kernel.ops))
         flop = sum(self.facts.flop[i] for i in members)
         seconds = max(moved / self.hardware.byte_per_s, flop / self.hardware.vector_flop_per_s)
@@ -223,6 +270,5 @@ def ancestors_inside(kernel: Kernel) -> list[int]:
 
 def recomputed_ops(flow: Dataflow, saved: frozenset[int]) -> list[int]:
     """Ops that run twice: in forward, and again in backward. What runs only in backward is no recomputation."""
-    rebuilt, _ = rebuilt_in_backward(flow, saved)
-    in_forward = set(forward_order(flow, saved))
-    return [i for i in rebuilt if flow.is_op[i] and i in in_forward and flow.side[i] is not Side.BACKWARD]
+    runs_in_forward = in_forward(flow, saved)
+    return sorted(i for i in rebuilt_nodes(flow, saved) if flow.is_op[i] and runs_in_forward[i])

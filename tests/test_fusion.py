@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recompile.dataflow import dataflow_of
-from recompile.fusion import fuse, fusion_facts, loop_shape, store_ops, stored_buffers
+from recompile.fusion import fuse
+from recompile.inlining import fusion_facts, loop_shape, store_ops
+from recompile.lifetimes import stored_buffers
 from tests.notation import annotated
 
 
@@ -43,7 +45,7 @@ def kernels(text, device="meta"):
 def in_memory(text, device="meta"):
     """The buffers that really occupy memory."""
     facts = facts_of(text, device)
-    buffers = stored_buffers(kernels_of(facts), forward_of(facts)[1], facts.longest_row)
+    buffers = stored_buffers(kernels_of(facts), len(facts.flow.nodes), forward_of(facts)[1])
     return " ".join(facts.flow.nodes[buffer].name for buffer in sorted(buffers))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recompile.dataflow import Dataflow, needed_by_backward, rebuilt_in_backward
+from recompile.dataflow import Dataflow, needed_by_backward, rebuilt_in_backward, rebuilt_nodes
 from recompile.errors import BudgetError
 from recompile.joint import Budget, Choice, JointGraph, Plan
 from recompile.planner.contradiction import contradiction, path_to_need
@@ -12,32 +12,31 @@ from recompile.timeline import Simulation, Timeline, recomputed_ops
 
 def made_legal(joint: JointGraph, flow: Dataflow, saved: frozenset[int]) -> frozenset[int]:
     """``saved`` plus every value that would otherwise be recomputed although it must not be, less what cannot be
-    saved.
+    saved and what backward would not read.
     """
-    notes = [joint.notes[node] for node in flow.nodes]
-    bases = {i if notes[i].cannot_save is None else flow.buffer[i] for i in saved}  # a view is kept by its base
-    legal = {i for i in bases if notes[i].cannot_save is None and not flow.is_input[i]}
+    bases = {flow.buffer[i] if i in flow.cannot_save else i for i in saved}  # a view is kept by its base
+    legal = {i for i in bases if i not in flow.cannot_save and not flow.is_input[i]}
     while True:
-        rebuilt, _ = rebuilt_in_backward(flow, frozenset(legal))
-        illegal = [i for i in rebuilt if notes[i].cannot_recompute is not None]
+        rebuilt = rebuilt_nodes(flow, frozenset(legal))
+        illegal = sorted(rebuilt & flow.cannot_recompute)
         if not illegal:
-            read = {a for i in rebuilt for a in flow.inputs[i]} | set(needed_by_backward(flow))
-            return frozenset(legal & read)
-        savable = {_savable_part(flow, notes, i, set(rebuilt)) for i in illegal} - {None}
+            needed = set(needed_by_backward(flow))
+            return frozenset(i for i in legal if i in needed or not rebuilt.isdisjoint(flow.users[i]))
+        savable = {_savable_part(flow, i, rebuilt) for i in illegal} - {None}
         if not savable - legal:
-            raise contradiction(joint, flow, path_to_need(flow, illegal[0], set(rebuilt)))
+            raise contradiction(joint, flow, path_to_need(flow, illegal[0], rebuilt))
         legal |= savable
 
 
-def _savable_part(flow: Dataflow, notes: list, i: int, rebuilt: set[int]) -> int | None:
+def _savable_part(flow: Dataflow, i: int, rebuilt: set[int]) -> int | None:
     """The node itself if it can be saved; else the nearest rebuilt reader of it that can."""
     pending, seen = [i], set()
     while pending:
         node = pending.pop(0)
-        if notes[node].cannot_save is None:
+        if node not in flow.cannot_save:
             return node
         seen.add(node)
-        pending += [u for u in sorted(rebuilt) if node in flow.inputs[u] and u not in seen]
+        pending += [u for u in flow.users[node] if u in rebuilt and u not in seen]
     return None
 
 

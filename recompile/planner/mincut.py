@@ -32,7 +32,7 @@ from recompile.planner.stock import stock_saved_set
 from recompile.planner.variants import varied_cuts
 from recompile.timeline import Timeline
 
-# Prices, as multiples of the price at which saving all candidates costs as much as recomputing all of them. Half decades
+# Prices, as multiples of that at which saving all candidates costs as much as recomputing all of them; half decades
 # gained nothing that turns and mixtures don't.
 PRICE_LADDER = tuple(10.0**step for step in range(-4, 5))
 # Families that keep only every so many-th boundary, down to the root of 256 layers; their cuts at every third price.

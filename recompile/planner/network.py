@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass
+
+import numpy as np
 
 from recompile.dataflow import Dataflow, needed_by_backward
 from recompile.hardware import Hardware
 from recompile.joint import JointGraph, Kind, Side
-from recompile.mincut import ContradictionError, choose_saved, scale_to_integers
+from recompile.mincut import ContradictionError, CutProblem, scaled
 from recompile.planner.contradiction import contradiction
 
 # Share of a pointwise value's own traffic that rebuilding it inside its reader costs at least (a prototype's figure
@@ -30,6 +34,19 @@ class CutNetwork:
     uses: tuple[tuple[int, int], ...]  # positions in candidates
     needed: tuple[int, ...]
 
+    @functools.cached_property
+    def _problem(self) -> CutProblem:
+        return CutProblem(len(self.candidates), self.uses, self.needed)
+
+    @functools.cached_property
+    def _seconds(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Costs of recomputing and of saving, infinite where forbidden; bytes."""
+        recompute, save = (
+            np.array([math.inf if value is None else value for value in seconds], dtype=float)
+            for seconds in (self.recompute_seconds, self.save_seconds)
+        )
+        return recompute, save, np.array(self.held_bytes, dtype=float)
+
     def saved_at(
         self, price: float, forced: frozenset[int] = frozenset(), excluded: frozenset[int] = frozenset()
     ) -> frozenset[int]:
@@ -38,18 +55,16 @@ class CutNetwork:
         ``forced`` nodes must not be recomputed: they are saved if anything needs them. ``excluded`` ones must not be
         saved.
         """
-        recompute = [
-            None if seconds is None or node in forced else seconds
-            for node, seconds in zip(self.candidates, self.recompute_seconds, strict=True)
-        ]
-        save = [
-            None if seconds is None or node in excluded else seconds + price * size
-            for node, seconds, size in zip(self.candidates, self.save_seconds, self.held_bytes, strict=True)
-        ]
-        costs = scale_to_integers([*recompute, *save])
+        recompute, save, held = self._seconds
+        save = save + price * held
+        if forced:
+            recompute = np.where([node in forced for node in self.candidates], math.inf, recompute)
+        if excluded:
+            save = np.where([node in excluded for node in self.candidates], math.inf, save)
+        costs = scaled(np.concatenate([recompute, save]))
         count = len(self.candidates)
         try:
-            choice = choose_saved(costs[:count], costs[count:], self.uses, self.needed)
+            choice = self._problem.choose(costs[:count], costs[count:])
         except ContradictionError as error:
             path = [self.candidates[position] for position in error.path]
             raise contradiction(self.joint, self.flow, path) from None

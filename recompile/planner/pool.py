@@ -33,10 +33,16 @@ class Pool:
 
     timeline: Timeline
     candidates: dict[frozenset[int], Candidate] = field(default_factory=dict)
+    _asked: dict[frozenset[int], Candidate] = field(default_factory=dict, repr=False)  # by the set as it was proposed
 
     def add(self, saved: Iterable[int]) -> Candidate:
         """Make the set legal, simulate it unless that was done before, and return it."""
-        legal = made_legal(self.timeline.joint, self.timeline.flow, frozenset(saved))
+        asked = frozenset(saved)
+        if asked not in self._asked:
+            self._asked[asked] = self._candidate(made_legal(self.timeline.joint, self.timeline.flow, asked))
+        return self._asked[asked]
+
+    def _candidate(self, legal: frozenset[int]) -> Candidate:
         if legal not in self.candidates:
             again = frozenset(recomputed_ops(self.timeline.flow, legal))
             flops = sum(self.timeline.facts.flop[i] for i in again)
@@ -45,7 +51,7 @@ class Pool:
 
     def copied(self) -> Pool:
         """A pool of its own with the same plans."""
-        return Pool(self.timeline, dict(self.candidates))
+        return Pool(self.timeline, dict(self.candidates), dict(self._asked))
 
     def frontier(self) -> list[Candidate]:
         """The candidates that no other beats in both peak and time, from the smallest peak to the fastest."""

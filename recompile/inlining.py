@@ -1,0 +1,245 @@
+"""Which values of a program go to memory, predicted from the dataflow alone; the others are inlined into their readers.
+
+A model of Inductor (torch/_inductor/ir.py ``StorageBox``), not a copy. What does not depend on the plan is computed
+once a graph; what an op with others inlined into it reads and costs, once for all plans that have it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.fx as fx
+
+from recompile.dataflow import Dataflow
+from recompile.joint import Annotation, JointGraph, Kind
+from recompile.torch_private import RANDOM_FROM_SEED
+
+aten = torch.ops.aten
+
+# torch._inductor.config: realize_reads_threshold, realize_opcount_threshold; ir.py: inner functions are cut at 100 ops.
+MAX_READS_WHEN_REUSED = 4
+MAX_OPS_WHEN_REUSED = 30
+MAX_OPS_INLINED = 100
+# ir.py, StorageBox.should_realize_on_reuse: on the CPU a reused expression with one of these is stored.
+DEAR_ON_CPU = (aten.exp.default, aten.sigmoid.default)
+# torch._inductor's Triton heuristics loop over rows above 1024 elements; generated C++ always loops.
+LONGEST_ROW_ON_GPU = 1024
+LONGEST_ROW_ON_CPU = 1
+
+
+@dataclass(frozen=True, slots=True)
+class OpShape:
+    """The loop nest of an op: ``outer`` iterations, each over ``inner`` elements (1 for a pointwise op)."""
+
+    outer: int
+    inner: int
+    reduces_rows: bool
+
+    @property
+    def numel(self) -> int:
+        return self.outer * self.inner
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredOp:
+    """An op whose results go to memory, with what was inlined into it. There is one object for equal ones."""
+
+    op: int
+    reads: frozenset[int]  # buffers in memory
+    makes: tuple[int, ...]
+    members: frozenset[int]  # the op and the ops inlined into it
+    flop: int
+    shape: OpShape
+    shape_number: int  # equal for equal shapes of one graph
+    is_extern: bool  # a library call
+    is_reduction: bool
+    is_too_long: bool  # to be inlined
+    is_too_dear: bool  # to be inlined into several readers
+
+
+@dataclass(frozen=True, eq=False)
+class FusionFacts:
+    """Per-op facts that fusion needs, computed once per graph."""
+
+    flow: Dataflow
+    shape: tuple[OpShape, ...]
+    flop: tuple[int, ...]
+    always_stored: frozenset[int]
+    dear: frozenset[int]  # ops whose reuse forces them into memory on this device
+    longest_row: int  # elements that a reduction keeps in registers; longer rows are read again in a later loop
+    stored_ops: dict[tuple, StoredOp] = field(default_factory=dict, repr=False)
+    kernels: dict[tuple[StoredOp, ...], Any] = field(default_factory=dict, repr=False)
+    fits: dict[tuple[int, int], bool] = field(default_factory=dict, repr=False)  # by the numbers of two shapes
+
+    @functools.cached_property
+    def is_op(self) -> np.ndarray:
+        return np.array(self.flow.is_op, dtype=bool)
+
+    @functools.cached_property
+    def is_library_call(self) -> np.ndarray:
+        return np.array([kind is Kind.EXTERN for kind in self.flow.kind], dtype=bool)
+
+    @functools.cached_property
+    def reads(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The buffers that each op reads, one op after the other; by node where its buffers begin, and their number."""
+        counts = np.array([len(reads) for reads in self.flow.reads], dtype=np.int64)
+        buffers = np.array([buffer for reads in self.flow.reads for buffer in reads], dtype=np.int64)
+        return buffers, np.cumsum(counts) - counts, counts
+
+    @functools.cached_property
+    def shape_number(self) -> tuple[int, ...]:
+        numbers = {shape: number for number, shape in enumerate(dict.fromkeys(self.shape))}
+        return tuple(numbers[shape] for shape in self.shape)
+
+    @functools.cached_property
+    def result(self) -> np.ndarray:
+        """By node: the buffer of an op that could be inlined; -1 for one that is stored whoever reads it."""
+        flow = self.flow
+        inlinable = (
+            flow.kind[i] is Kind.POINTWISE and len(makes) == 1 and i not in self.always_stored
+            for i, makes in enumerate(flow.makes)
+        )
+        return np.array([flow.makes[i][0] if can else -1 for i, can in enumerate(inlinable)], dtype=np.int64)
+
+    def stored_op(self, i: int, sources: tuple[StoredOp | None, ...], makes: tuple[int, ...]) -> StoredOp:
+        """Op i when ``sources`` are inlined into it, one for each buffer that it reads, None for one in memory."""
+        op = self.stored_ops.get((i, sources, makes))
+        if op is None:
+            op = self.stored_ops[i, sources, makes] = self._new_stored_op(i, sources, makes)
+        return op
+
+    def _new_stored_op(self, i: int, sources: tuple[StoredOp | None, ...], makes: tuple[int, ...]) -> StoredOp:
+        inlined = [source for source in sources if source is not None]
+        in_memory = [b for b, source in zip(self.flow.reads[i], sources, strict=True) if source is None]
+        reads = frozenset(in_memory).union(*(source.reads for source in inlined))
+        members = frozenset((i,)).union(*(source.members for source in inlined))
+        is_heavy = len(reads) > MAX_READS_WHEN_REUSED or len(members) > MAX_OPS_WHEN_REUSED
+        return StoredOp(
+            op=i,
+            reads=reads,
+            makes=makes,
+            members=members,
+            flop=self.flop[i] + sum(source.flop for source in inlined),
+            shape=self.shape[i],
+            shape_number=self.shape_number[i],
+            is_extern=self.flow.kind[i] not in (Kind.POINTWISE, Kind.REDUCTION),
+            is_reduction=self.flow.kind[i] is Kind.REDUCTION,
+            is_too_long=len(members) > MAX_OPS_INLINED,
+            is_too_dear=is_heavy or not self.dear.isdisjoint(members),
+        )
+
+
+def fusion_facts(joint: JointGraph, flow: Dataflow) -> FusionFacts:
+    on_cpu = any(
+        isinstance(val := node.meta.get("val"), torch.Tensor) and val.device.type == "cpu" for node in flow.nodes
+    )
+    return FusionFacts(
+        flow=flow,
+        shape=tuple(loop_shape(node, joint.notes) for node in flow.nodes),
+        flop=tuple(joint.notes[node].work.flop for node in flow.nodes),
+        always_stored=frozenset(i for i, node in enumerate(flow.nodes) if node.target in RANDOM_FROM_SEED),
+        dear=frozenset(i for i, node in enumerate(flow.nodes) if on_cpu and node.target in DEAR_ON_CPU),
+        longest_row=LONGEST_ROW_ON_CPU if on_cpu else LONGEST_ROW_ON_GPU,
+    )
+
+
+def loop_shape(node: fx.Node, notes: Mapping[fx.Node, Annotation]) -> OpShape:
+    """How an op's loops run: a reduction goes over its input, outer = results, inner = elements per result."""
+    kind, numel = notes[node].kind, notes[node].numel
+    if kind is not Kind.REDUCTION or not node.all_input_nodes:
+        return OpShape(numel, 1, False)
+    source = node.all_input_nodes[0].meta.get("val")
+    if not isinstance(source, torch.Tensor) or numel == 0:
+        return OpShape(numel, 1, False)
+    inner = max(1, notes[node.all_input_nodes[0]].numel // numel)
+    dims = node.args[1] if len(node.args) > 1 else None
+    dims = [dims] if isinstance(dims, int) else dims
+    if not isinstance(dims, list | tuple) or not dims:
+        return OpShape(numel, inner, True)
+    axes = sorted(dim % source.dim() for dim in dims)
+    return OpShape(numel, inner, axes == list(range(source.dim() - len(axes), source.dim())))
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramOps:
+    """The ops of a program in order, with what their readers ask for. A program may be cut into stretches."""
+
+    ops: np.ndarray
+    stretch: np.ndarray  # by op, ascending
+    flags: np.ndarray  # by op: the bits below
+    fewer: dict[int, tuple[int, ...]]  # ops of which not all results are made, since some are at hand
+    last_reader: np.ndarray  # by buffer: the last stretch that reads it
+
+
+# Bits of ``ProgramOps.flags``: the result goes to memory whatever it takes to compute it; several ops read it; some op
+# of a later stretch reads it.
+MUST_BE_STORED, HAS_MANY_READERS, IS_READ_LATER = 1, 2, 4
+
+
+def program_ops(
+    facts: FusionFacts, program: np.ndarray, stretch: np.ndarray, kept: Collection[int], at_hand: Collection[int]
+) -> ProgramOps:
+    """``program``: node indices in order, ``stretch``: the number of the stretch of each; else see ``store_ops``.
+
+    What a library call reads and what is kept must be stored.
+    """
+    flow, num_nodes = facts.flow, len(facts.flow.nodes)
+    stretch, ops = stretch[facts.is_op[program]], program[facts.is_op[program]]
+    buffers, starts, counts = facts.reads
+    num_read = counts[ops]
+    places = np.repeat(starts[ops] - (np.cumsum(num_read) - num_read), num_read) + np.arange(num_read.sum())
+    read = buffers[places]
+    num_readers = np.bincount(read, minlength=num_nodes)
+    last_reader = np.full(num_nodes, -1, dtype=np.int64)
+    last_reader[read] = np.repeat(stretch, num_read)  # of several readers of a buffer the last one stays
+    must = np.zeros(num_nodes, dtype=bool)
+    must[list(kept)] = True
+    must[read[np.repeat(facts.is_library_call[ops], num_read)]] = True
+    result, fewer = facts.result, {}
+    partial = {flow.op[b] for b in at_hand}.intersection(ops.tolist()) if at_hand else set()
+    if partial:
+        result = result.copy()
+        fewer = {i: tuple(b for b in flow.makes[i] if b not in at_hand) for i in sorted(partial)}
+        for i, made in fewer.items():
+            can = flow.kind[i] is Kind.POINTWISE and len(made) == 1 and i not in facts.always_stored
+            result[i] = made[0] if can else -1
+    result = result[ops]
+    flags = MUST_BE_STORED * (must[result] | (result < 0)) + HAS_MANY_READERS * (num_readers[result] > 1)
+    flags += IS_READ_LATER * (last_reader[result] > stretch)
+    return ProgramOps(ops, stretch, flags.astype(np.uint8), fewer, last_reader)
+
+
+def store_ops(
+    facts: FusionFacts, program: Sequence[int], kept: Collection[int], at_hand: Collection[int] = frozenset()
+) -> list[StoredOp]:
+    """The ops of a program that write memory; pointwise ops between them are inlined into their readers.
+
+    ``program`` lists node indices in order; ``kept`` are buffers that outlive it (outputs, saved values). ``at_hand``
+    are buffers that it starts with: an op that runs for another of its results does not make them.
+    """
+    indices = np.array(program, dtype=np.int64)
+    given = program_ops(facts, indices, np.zeros_like(indices), kept, at_hand)
+    return inline(facts, given.ops.tolist(), given.flags.tobytes(), given.fewer, {})
+
+
+def inline(
+    facts: FusionFacts, ops: Sequence[int], flags: bytes, fewer: Mapping[int, tuple[int, ...]],
+    inlined: dict[int, StoredOp],
+) -> list[StoredOp]:  # fmt: skip
+    """Decide op after op: stored ones are returned, others put into ``inlined``, by buffer, where readers find them."""
+    reads, makes, known = facts.flow.reads, facts.flow.makes, facts.stored_ops
+    stored = []
+    for i, bits in zip(ops, flags, strict=True):
+        made = fewer[i] if i in fewer else makes[i]
+        key = (i, tuple(map(inlined.get, reads[i])), made)
+        op = known.get(key) or facts.stored_op(*key)
+        if bits & MUST_BE_STORED or op.is_too_long or (bits & HAS_MANY_READERS and op.is_too_dear):
+            stored.append(op)
+        else:
+            inlined[made[0]] = op
+    return stored
