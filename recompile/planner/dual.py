@@ -78,9 +78,12 @@ class Certificate:
             self._floor = self._find_floor()
         return self._floor
 
+    def fixed_bytes(self) -> np.ndarray:
+        """Bytes that are alive whatever is saved, per moment."""
+        return np.concatenate([self.solver.problem.backward_bytes, self.solver.problem.forward_bytes])
+
     def _find_floor(self) -> int:
-        problem = self.solver.problem
-        fixed = np.concatenate([problem.backward_bytes, problem.forward_bytes])
+        fixed = self.fixed_bytes()
         best = float(fixed.max(initial=0.0))
         for moment in dict.fromkeys([0, *np.argsort(-fixed, kind="stable")[:NUM_FLOOR_MOMENTS].tolist()]):
             prices = np.zeros(len(fixed))
@@ -94,10 +97,9 @@ class Certificate:
     ) -> Iterator[Relaxed]:  # fmt: skip
         """One Relaxed a round, from zero prices up; with ``forced`` nodes saved they bound nothing."""
         candidates = self.solver.problem.candidates
-        fixed = np.array([p for p, i in enumerate(candidates) if i in forced], dtype=np.int64) if forced else None
-        relaxed = self.solver.solve(self._prices, forced=fixed) if forced else self.found[0]
-        prices = self._prices
-        best = -math.inf
+        kept = [p for p, i in enumerate(candidates) if i in forced]
+        relaxed = self.solver.solve(self._prices, kept=kept) if forced else self.found[0]
+        prices, best = self._prices, -math.inf
         for _ in range(rounds):
             yield relaxed
             bound = relaxed.seconds_within(limit_bytes)
@@ -111,7 +113,7 @@ class Certificate:
                 return
             target = known_seconds if known_seconds is not None else best * (1 + TARGET_SHARE)
             prices = np.maximum(0.0, prices + step * (target - bound) / norm * excess)
-            relaxed = self.solver.solve(prices, forced=fixed)
+            relaxed = self.solver.solve(prices, kept=kept)
             if not forced:
                 self.found.append(relaxed)
 

@@ -7,6 +7,7 @@ a solution with what surrounds it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,12 +24,12 @@ class Relaxed:
 
     saved: frozenset[int]
     value: float  # seconds and priced bytes together, of the cheapest relaxed plan
-    price: float  # sum of the prices
+    prices: np.ndarray  # seconds a byte, per moment
     live_bytes: np.ndarray  # per moment, of that plan
 
     def seconds_within(self, limit_bytes: float) -> float:
         """A lower bound on the step's seconds for every plan whose peak is at most ``limit_bytes``."""
-        return self.value - self.price * limit_bytes
+        return self.value - float(self.prices.sum()) * limit_bytes
 
 
 class CutSolver:
@@ -76,21 +77,23 @@ class CutSolver:
         self.columns = (distinct % len(used)).astype(np.int32)
         self.starts = np.searchsorted(distinct // len(used), np.arange(len(used) + 1)).astype(np.int32)
 
-    def solve(self, prices: np.ndarray, seconds_weight: float = 1.0, forced: np.ndarray | None = None) -> Relaxed:
+    def solve(
+        self, prices: np.ndarray, seconds_weight: float = 1.0, *, kept: Sequence[int] = (), rebuilt: Sequence[int] = ()
+    ) -> Relaxed:
         """The least of seconds x ``seconds_weight`` plus bytes x ``prices`` (one a moment: backward's, then forward's).
 
-        ``forced``: positions that must not be recomputed. ``value`` is rounded down, never up. It is infinite when no
-        plan exists.
+        ``kept`` must not be recomputed, ``rebuilt`` must not be saved; both are positions among the candidates.
+        ``value`` is rounded down, never up. It is infinite when no plan exists.
         """
         p, num_backward = self.problem, len(self.problem.backward_bytes)
         until = np.concatenate([[0.0], np.cumsum(prices[1 : num_backward - 1])])
         after = np.concatenate([np.cumsum(prices[num_backward:][::-1])[::-1], [0.0]])
         hold = p.held_bytes * until[p.demanded_until]
         save = p.saved_bytes * (prices[0] + after[p.saved_from])
+        save[list(rebuilt)] = np.inf
         save = save[self.savable] + p.save_seconds[self.savable] * seconds_weight
         must_save = np.isinf(p.recompute_seconds)
-        if forced is not None:
-            must_save[forced] = True
+        must_save[list(kept)] = True
         recompute = np.where(must_save, 0.0, p.recompute_seconds) * seconds_weight
         recompute[must_save] = np.inf
         cost, in_sink = self._cut(np.concatenate([recompute, save, hold[self.holds]]))
@@ -99,7 +102,7 @@ class CutSolver:
         live = np.concatenate([self._backward_live(saved, held), self._forward_live(saved)])
         fixed = float(prices @ np.concatenate([p.backward_bytes, p.forward_bytes]))
         value = p.fixed_seconds * seconds_weight + cost + fixed
-        return Relaxed(frozenset(np.asarray(p.candidates)[saved].tolist()), value, float(prices.sum()), live)
+        return Relaxed(frozenset(np.asarray(p.candidates)[saved].tolist()), value, prices, live)
 
     def _cut(self, costs: np.ndarray) -> tuple[float, np.ndarray]:
         """The least cost, rounded down, and per vertex whether it is on the sink's side.
