@@ -9,10 +9,13 @@ from typing import Any
 
 from recompile.hardware import Hardware
 from recompile.joint import JointGraph
+from recompile.planner.dual import Certificate
 from recompile.planner.mincut import Search
+from recompile.planner.pool import Candidate
 from recompile.report.text import frontier_table
 
 NUM_LIMITS = 32  # budgets between the smallest peak and the fastest plan's at which gaps are filled
+NUM_BOUNDED = 6  # plans for which prices are sought; bounds of the others follow from theirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,7 @@ class FrontierPoint:
     step_seconds: float
     saved_bytes: int
     recompute_flops: int
+    lower_bound_seconds: float | None = None  # no plan with this peak or a smaller one is faster by the same prediction
 
 
 @dataclass(frozen=True)
@@ -52,11 +56,21 @@ def frontier_of(joint: JointGraph, hardware: Hardware, num_limits: int = NUM_LIM
     """The frontier of an annotated graph, from one search: as ``mincut`` would answer any budget."""
     search = Search(joint, hardware)
     plans = search.frontier(num_limits)
-    return Frontier(points_of(plans), hardware.name)
+    certificate = Certificate(search.pool.timeline)
+    for plan in plans[:: max(1, len(plans) // NUM_BOUNDED)]:
+        certificate.seconds(plan.peak_bytes, plan.step_seconds)
+    return Frontier(points_of(plans, certificate), hardware.name)
 
 
-def points_of(candidates: Sequence[Any]) -> tuple[FrontierPoint, ...]:
-    """Points of planner candidates, in order."""
+def points_of(candidates: Sequence[Candidate], certificate: Certificate) -> tuple[FrontierPoint, ...]:
+    """Points of planner candidates, in order, with the bounds that the certificate has found until now."""
     return tuple(
-        FrontierPoint(c.peak_bytes, c.step_seconds, c.simulation.saved_bytes, c.recompute_flops) for c in candidates
+        FrontierPoint(
+            peak_bytes=c.peak_bytes,
+            step_seconds=c.step_seconds,
+            saved_bytes=c.simulation.saved_bytes,
+            recompute_flops=c.recompute_flops,
+            lower_bound_seconds=certificate.seconds_so_far(c.peak_bytes),
+        )
+        for c in candidates
     )

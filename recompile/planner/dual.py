@@ -34,6 +34,9 @@ STEP = 0.5
 TARGET_SHARE = 0.02
 # Step for feeding plans to a pool: larger ones swing between two plans.
 FEEDING_STEP = 0.3
+# Rounds end early after this many in a row that raise the best bound by less than this share.
+PATIENCE = 15
+LEAST_GAIN_SHARE = 1e-5
 # Bounds are sums of floating point numbers; this share below them nothing is lost to rounding.
 ROUNDING_SHARE = 1e-9
 # Moments at which the floor is sought one by one, the ones with most fixed bytes.
@@ -99,12 +102,14 @@ class Certificate:
         candidates = self.solver.problem.candidates
         kept = [p for p, i in enumerate(candidates) if i in forced]
         relaxed = self.solver.solve(self._prices, kept=kept) if forced else self.found[0]
-        prices, best = self._prices, -math.inf
+        prices, best, idle = self._prices, -math.inf, 0
         for _ in range(rounds):
             yield relaxed
             bound = relaxed.seconds_within(limit_bytes)
+            idle = 0 if bound > best * (1 + LEAST_GAIN_SHARE) else idle + 1
             best = max(best, bound)
-            if not math.isfinite(bound) or (known_seconds is not None and best >= known_seconds):
+            is_known = known_seconds is not None and best >= known_seconds
+            if is_known or idle == PATIENCE or not math.isfinite(bound):
                 return
             excess = relaxed.live_bytes - limit_bytes
             excess = np.where((prices > 0) | (excess > 0), excess, 0.0)
