@@ -8,14 +8,18 @@ from values for which the same is true. So with a price mu(t) of a byte at each 
 
     seconds + sum over t of mu(t) x live bytes at t
         >=  fixed seconds + sum over t of mu(t) x fixed bytes at t
-          + sum over v of  r_v x (seconds of v's library call, traffic that rebuilding v takes)
-                         + s_v x (traffic that saving v takes + bytes x mu(start of backward, forward after v is made))
+          + sum over v of  r_v x (seconds of v's library call, its write where that is certain)
+                         + s_v x (its write + bytes x mu(start of backward, forward after v is made))
+                         + l_v x (its reads by loops of backward)      l_v = 1 - y_v where a loop needs v
                          + h_v x bytes x mu(e_1 ... e_d(v))            h_v = 1 - x_v where v is demanded
+
+What a loop needs it reads from memory, or computes itself (y_v = 1, which takes r_v = 1 and a v that loops make) from
+values that it needs in turn.
 
 d(v) is the last k at which v is demanded, directly or for the sake of another value. Values with the same d form a
 region in which the choice between holding and computing is the same problem at every e_k up to d, so that one copy of
 it with the prices added up loses nothing; what a region's values read outside of it is taken as free. Every term is a
-capacity of a cut in a graph of at most four vertices a value, two for (r, s), two for (x, h).
+capacity of a cut in a graph of at most six vertices a value, two each for (r, s), (y, l) and (x, h).
 """
 
 from __future__ import annotations
@@ -50,6 +54,9 @@ class Relaxation:
     candidates: tuple[int, ...]  # nodes, as indices into the dataflow, ascending
     recompute_seconds: np.ndarray  # inf: must not be recomputed
     save_seconds: np.ndarray  # inf: cannot be saved
+    load_seconds: np.ndarray  # for a loop of backward to read it from memory
+    made_by_loop: np.ndarray  # a loop that reads it may compute it instead
+    loaded: np.ndarray  # positions that loops of backward itself read
     saved_bytes: np.ndarray  # what saving adds to memory while it lasts
     held_bytes: np.ndarray  # what holding adds; 0 for what is counted elsewhere
     passes_through: np.ndarray  # a view, or several results at once: holds no memory of its own
@@ -81,26 +88,10 @@ class Problem:
         self.backward = phase_of(timeline.facts, [Side.BACKWARD], self.gradients)
         self.network: CutNetwork = cut_network(timeline.joint, flow, timeline.hardware)
         self.place = {node: position for position, node in enumerate(self.network.candidates)}
-        self.read_by_loops = self._read_by_loops()
         self.forward_traffic = Traffic(timeline.facts, self.forward)
         self.backward_traffic = Traffic(timeline.facts, self.backward)
 
     # Time
-
-    def _read_by_loops(self) -> frozenset[int]:
-        """Buffers of forward that loops alone read, rebuilt or backward's own: needed, they are loaded at least once.
-
-        None where some loop of backward vanishes, since what is rebuilt for it alone would vanish too.
-        """
-        flow = self.flow
-        reading = {i for readers in self.backward.readers.values() for i in readers}
-        if any(i not in reading and flow.kind[i] is Kind.POINTWISE and flow.reads[i] for i in self.backward.ops):
-            return frozenset()
-        read, by_others = set(), set()
-        for i in (*self.network.candidates, *self.backward.ops):
-            if flow.is_op[i]:
-                (read if flow.kind[i] in LOOPS else by_others).update(flow.reads[i])
-        return frozenset(read - by_others)
 
     def call_seconds(self, i: int) -> float:
         """Seconds of op i if it is a library call; loops count by their traffic."""
@@ -119,30 +110,37 @@ class Problem:
         return calls + launches * hardware.launch_s + moved / hardware.byte_per_s
 
     def recompute_seconds(self, i: int) -> float:
-        """What rebuilding node i takes at least, its reads by backward's loops included."""
-        flow, moved = self.flow, 0
-        if is_made(flow, i):
-            maker = flow.op[i]
-            readers = self.backward.readers.get(i, ())
-            if flow.kind[maker] not in LOOPS:
-                moved = max(self.backward_traffic.num_reads(i), i in self.read_by_loops)
-            elif has_call_among(flow, readers) or i in self.gradients:
-                moved = 1 + max(0, self.backward_traffic.num_reads(i) - 1)
-        return self.call_seconds(i) + moved * flow.size_bytes[i] / self.timeline.hardware.byte_per_s
+        """What rebuilding node i takes at least, what it reads left out: see ``load_seconds``."""
+        flow = self.flow
+        by_loop = is_made(flow, i) and flow.kind[flow.op[i]] in LOOPS
+        is_written = i in self.gradients or has_call_among(flow, self.backward.readers.get(i, ()))
+        moved = 1 + max(0, self.backward_traffic.num_reads(i) - 1) if by_loop and is_written else 0
+        return self.call_seconds(i) + self._seconds_of(moved * flow.size_bytes[i])
 
     def save_seconds(self, i: int) -> float:
-        """What saving node i takes at least: its write where nothing else forces that, and its reads in backward."""
+        """What saving node i takes at least before backward: its write where nothing else forces that."""
         flow = self.flow
         if not is_made(flow, i):
             return 0.0
-        maker, seconds = flow.op[i], 0.0
-        moved = max(self.backward_traffic.num_reads(i), i in self.read_by_loops)
+        maker = flow.op[i]
         runs_in_forward = flow.side[maker] is Side.FORWARD
-        if flow.kind[maker] in LOOPS and not (runs_in_forward and is_stored(flow, self.forward, i)):
-            moved += 1
-        if not runs_in_forward and len(flow.makes[maker]) == 1:
-            seconds = self.call_seconds(maker)
-        return seconds + moved * flow.size_bytes[i] / self.timeline.hardware.byte_per_s
+        is_written_anyway = flow.kind[maker] not in LOOPS or (runs_in_forward and is_stored(flow, self.forward, i))
+        runs_for_it = not runs_in_forward and len(flow.makes[maker]) == 1
+        written = self._seconds_of(0 if is_written_anyway else flow.size_bytes[i])
+        return written + (self.call_seconds(maker) if runs_for_it else 0.0)
+
+    def load_seconds(self, i: int) -> float:
+        """What loops of backward take to read node i from memory, as many kernels as certainly do, and one at least."""
+        moved = max(1, self.backward_traffic.num_reads(i)) if is_made(self.flow, i) else 0
+        return self._seconds_of(moved * self.flow.size_bytes[i])
+
+    def is_loaded(self, i: int) -> bool:
+        """Whether a loop of backward itself reads node i."""
+        readers = self.backward.readers.get(i, ())
+        return is_made(self.flow, i) and any(self.flow.kind[reader] in LOOPS for reader in readers)
+
+    def _seconds_of(self, moved_bytes: int) -> float:
+        return moved_bytes / self.timeline.hardware.byte_per_s
 
     # Memory in backward
 
@@ -243,6 +241,9 @@ def relax(timeline: Timeline) -> Relaxation:
         candidates=nodes,
         recompute_seconds=_seconds(nodes, recompute, problem.recompute_seconds),
         save_seconds=_seconds(nodes, save, problem.save_seconds),
+        load_seconds=np.array([problem.load_seconds(i) for i in nodes], dtype=float),
+        made_by_loop=np.array([flow.kind[flow.op[i]] in LOOPS or _passes_through(flow, i) for i in nodes], dtype=bool),
+        loaded=np.array([p for p, i in enumerate(nodes) if problem.is_loaded(i)], dtype=np.int64),
         saved_bytes=np.array(size, dtype=float),
         held_bytes=np.array([0 if free else b for b, free in zip(size, taken, strict=True)], dtype=float),
         passes_through=np.array([_passes_through(flow, i) for i in nodes], dtype=bool),

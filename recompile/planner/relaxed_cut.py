@@ -1,8 +1,8 @@
 """Solves the relaxed problem of ``relaxation`` for given prices: one minimum cut, as in ``recompile.mincut``.
 
 Vertices: enter v and leave v for recomputing and saving, compute v and demand v for the copy that stands for memory at
-the calls of backward's chain. Dinic's algorithm in scipy; 2 ms for a cut of 5,700 vertices (a GPT of 12 layers), 10 ms
-a solution with what surrounds it.
+the calls of backward's chain, inline v and load v for the one that stands for what backward's loops read. Dinic's
+algorithm in scipy; 2 ms for a cut of 5,700 vertices (a GPT of 12 layers), 10 ms a solution with what surrounds it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ class CutSolver:
         self.enter, self.compute = place, 2 * count + place
         self.leave = np.where(self.savable, count + place, self.enter)
         self.demand = np.where(self.holds, 3 * count + place, self.compute)
-        self.source, self.sink, self.root = 4 * count, 4 * count + 1, 4 * count + 2
+        self.load = 4 * count + place
+        self.inline = np.where(p.passes_through, self.load, 5 * count + place)
+        self.loads = ~p.passes_through
+        self.source, self.sink, self.root = 6 * count, 6 * count + 1, 6 * count + 2
         value, user = p.uses[:, 0], p.uses[:, 1]
         self.inside = p.uses[(p.demanded_until[value] == p.demanded_until[user]) & self.copied[user]]
         self._lay_out()
@@ -58,11 +61,16 @@ class CutSolver:
             (np.full(len(self.enter), self.source), self.enter),
             (self.enter[self.savable], self.leave[self.savable]),
             (self.compute[self.holds], self.demand[self.holds]),
+            (np.where(p.made_by_loop, self.inline, self.source)[self.loads], self.load[self.loads]),
         ]
+        looped = p.made_by_loop[user]
         infinite = [
             (self.leave[value], self.enter[user]),
             (self.leave[p.needed], np.full(len(p.needed), self.sink)),
             (self.enter[self.copied], self.compute[self.copied]),
+            (self.enter[p.made_by_loop], self.inline[p.made_by_loop]),
+            (self.load[value[looped]], self.inline[user[looped]]),
+            (self.load[p.loaded], np.full(len(p.loaded), self.sink)),
             (self.demand[self.inside[:, 0]], self.compute[self.inside[:, 1]]),
             (np.array([self.root]), np.array([self.source])),  # keeps the flow below INFINITE where no plan exists
             (self.demand[p.demanded], np.full(len(p.demanded), self.sink)),
@@ -92,11 +100,12 @@ class CutSolver:
         save = p.saved_bytes * (prices[0] + after[p.saved_from])
         save[list(rebuilt)] = np.inf
         save = save[self.savable] + p.save_seconds[self.savable] * seconds_weight
+        load = p.load_seconds[self.loads] * seconds_weight
         must_save = np.isinf(p.recompute_seconds)
         must_save[list(kept)] = True
         recompute = np.where(must_save, 0.0, p.recompute_seconds) * seconds_weight
         recompute[must_save] = np.inf
-        cost, in_sink = self._cut(np.concatenate([recompute, save, hold[self.holds]]))
+        cost, in_sink = self._cut(np.concatenate([recompute, save, hold[self.holds], load]))
         saved = self.savable & ~in_sink[self.enter] & in_sink[self.leave]
         held = self.holds & ~in_sink[self.compute] & in_sink[self.demand]
         live = np.concatenate([self._backward_live(saved, held), self._forward_live(saved)])

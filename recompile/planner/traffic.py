@@ -22,6 +22,7 @@ class Traffic:
         self.facts, self.flow, self.phase = facts, facts.flow, phase
         self.family = families(facts)
         self.runs = self._certain_runs()
+        self.apart = self._columns_apart()
 
     def _certain_runs(self) -> dict[int, int]:
         """Loops that certainly run in some kernel of their family, be it inlined into another loop.
@@ -46,7 +47,36 @@ class Traffic:
     @property
     def num_loops(self) -> int:
         """Generated kernels that the phase launches at least."""
-        return sum(self._kernels(self.runs).values())
+        plain = {i: k for i, k in self.runs.items() if i not in self.apart}
+        groups: dict[Hashable, dict[int, int]] = {}
+        for i, group in self.apart.items():
+            groups.setdefault(group, {})[i] = self.runs[i]
+        return sum(self._kernels(plain).values()) + sum(map(self._longest_sequence, groups.values()))
+
+    def _columns_apart(self) -> dict[int, Hashable]:
+        """Per column reduction of the phase a group: fusion needs a shared buffer, and two groups can share none.
+
+        A buffer that might be inlined counts as one with all that it is computed from.
+        """
+        flow, phase, leader = self.flow, self.phase, {}
+
+        def root(buffer: int) -> int:
+            while leader.setdefault(buffer, buffer) != buffer:
+                buffer = leader[buffer]
+            return buffer
+
+        columns = [i for i in self.family if _is_column(self.facts, i)]
+        for i in self.family:
+            is_inlined = (
+                flow.kind[i] is Kind.POINTWISE and len(flow.makes[i]) == 1 and i not in self.facts.always_stored
+            )
+            if is_inlined and i in phase.follows:
+                is_inlined = not is_stored(flow, phase, flow.makes[i][0])
+            if is_inlined or i in columns:
+                for buffer in flow.reads[i]:
+                    for made in flow.makes[i]:
+                        leader[root(buffer)] = root(made)
+        return {i: (self.family[i], root(flow.makes[i][0])) for i in columns if i in self.runs}
 
     def _kernels(self, loops: Iterable[int]) -> dict[Hashable, int]:
         """Per family the kernels at least that these loops run in."""
