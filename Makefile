@@ -11,7 +11,7 @@ endif
 export CXX
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-lint demo test test-all lint tables gpu clean
+.PHONY: help env env-lint demo test test-all lint tables gaps gpu clean
 
 # A command with an Inductor cache of its own, removed afterwards: no result of an earlier run is taken for this one's.
 define with_fresh_cache
@@ -43,6 +43,9 @@ lint: env-lint ## Check style and imports
 
 tables: env ## Plan GPT-3 175B and a 70B model for GPUs that are not here: benchmarks/tables.md
 	@$(PY) -m benchmarks.tables
+
+gaps: env ## Compare mincut with proven optima on small graphs (some minutes: benchmarks/gaps.md)
+	@$(PY) -m benchmarks.gaps
 
 gpu: env ## Measure plans on a CUDA GPU (six minutes: benchmarks/results) and run the tests that need one
 	@$(PY) -c 'import sys, torch; torch.cuda.is_available() or (print("make gpu needs a CUDA GPU, and torch " \

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from recompile.dataflow import dataflow_of, rebuilt_in_backward
 from recompile.errors import BudgetError, PlanError
 from recompile.hardware import Hardware
 from recompile.joint import Budget, JointGraph, Plan
 from recompile.options import Options
+from recompile.planner.dual import Certificate
 from recompile.planner.mincut import forget
+from recompile.timeline import Timeline
 from recompile.units import format_bytes
 
 # Share of a budget in bytes that is kept back for what the prediction misses. Measured peaks lay at most 0.4 % above
@@ -31,7 +34,18 @@ def decide(joint: JointGraph, hardware: Hardware, options: Options) -> tuple[Pla
     finally:
         forget()
     check_plan(joint, plan, budget, options.planner_name())
-    return plan, budget
+    return with_bounds(joint, hardware, plan, budget), budget
+
+
+def with_bounds(joint: JointGraph, hardware: Hardware, plan: Plan, budget: Budget) -> Plan:
+    """The plan with its certificate: how fast, and how small, any plan could be. The same for every planner."""
+    certificate = Certificate(Timeline(joint, hardware))
+    bound = certificate.seconds(budget.peak_bytes)
+    return replace(
+        plan,
+        lower_bound_seconds=bound if math.isfinite(bound) else None,
+        floor_bound_bytes=certificate.floor_bytes(),
+    )
 
 
 def with_margin(error: BudgetError, options: Options) -> BudgetError:

@@ -134,7 +134,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plan:
-    """A decision: what is kept from forward to backward, what is computed again, and what that is predicted to need."""
+    """A decision: what is kept from forward to backward, what is computed again, and what that is predicted to need.
+
+    ``lower_bound_seconds``: no plan within the budget is faster by the same prediction; ``floor_bound_bytes``: none has
+    a smaller peak. ``decide`` fills both in for every planner (None: not known).
+    """
 
     saved: tuple[Choice, ...]
     recomputed: tuple[Choice, ...]
@@ -142,6 +146,8 @@ class Plan:
     saved_bytes: int
     recompute_flops: int
     step_seconds: float
+    lower_bound_seconds: float | None = None
+    floor_bound_bytes: int | None = None
 
 
 Planner = Callable[["JointGraph", "Hardware", Budget], Plan]

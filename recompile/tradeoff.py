@@ -9,9 +9,12 @@ from typing import Any
 
 from recompile.hardware import Hardware
 from recompile.joint import JointGraph
+from recompile.planner.dual import Certificate
 from recompile.planner.mincut import Search
+from recompile.planner.pool import Candidate
 from recompile.report.text import frontier_table
 
+NUM_BOUNDED = 6  # plans for which prices are sought; bounds of the others follow from theirs
 
 @dataclass(frozen=True, slots=True)
 class FrontierPoint:
@@ -21,6 +24,7 @@ class FrontierPoint:
     step_seconds: float
     saved_bytes: int
     recompute_flops: int
+    lower_bound_seconds: float | None = None  # no plan with this peak or a smaller one is faster by the same prediction
 
 
 @dataclass(frozen=True)
@@ -48,11 +52,23 @@ class Frontier:
 
 def frontier_of(joint: JointGraph, hardware: Hardware) -> Frontier:
     """The frontier of an annotated graph, from one search: as ``mincut`` would answer any budget."""
-    return Frontier(points_of(Search(joint, hardware).pool.frontier()), hardware.name)
+    search = Search(joint, hardware)
+    plans = search.pool.frontier()
+    certificate = Certificate(search.pool.timeline)
+    for plan in plans[:: max(1, len(plans) // NUM_BOUNDED)]:
+        certificate.seconds(plan.peak_bytes, plan.step_seconds)
+    return Frontier(points_of(plans, certificate), hardware.name)
 
 
-def points_of(candidates: Sequence[Any]) -> tuple[FrontierPoint, ...]:
-    """Points of planner candidates, in order."""
+def points_of(candidates: Sequence[Candidate], certificate: Certificate) -> tuple[FrontierPoint, ...]:
+    """Points of planner candidates, in order, with the bounds that the certificate has found until now."""
     return tuple(
-        FrontierPoint(c.peak_bytes, c.step_seconds, c.simulation.saved_bytes, c.recompute_flops) for c in candidates
+        FrontierPoint(
+            peak_bytes=c.peak_bytes,
+            step_seconds=c.step_seconds,
+            saved_bytes=c.simulation.saved_bytes,
+            recompute_flops=c.recompute_flops,
+            lower_bound_seconds=certificate.seconds_so_far(c.peak_bytes),
+        )
+        for c in candidates
     )

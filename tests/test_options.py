@@ -100,7 +100,7 @@ def test_a_mode_stands_for_inductors_options_of_that_mode_wherever_it_is_given(m
         ({"memory_budget": "12"}, ["memory_budget='12'", BUDGETS]),
         ({"memory_budget": "5iB"}, ["memory_budget='5iB'", BUDGETS]),
         ({"memory_budget": [1]}, ["memory_budget=[1]", BUDGETS]),
-        ({"planner": "best"}, ["planner='best'", "'mincut', 'stock', 'save_all', 'full', or a function"]),
+        ({"planner": "best"}, ["planner='best'", "'mincut', 'stock', 'save_all', 'full', 'exact', or a function"]),
         ({"planner": None}, ["planner=None", "'mincut'"]),
         ({"hardware": "h1000"}, ["hardware", "'h1000'", "h100", "a JSON file", "None to detect"]),
         ({"hardware": 3}, ["hardware", "3", "None to detect"]),

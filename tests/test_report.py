@@ -113,10 +113,14 @@ def test_the_module_is_the_path_that_dynamo_recorded():
 # Several graphs
 
 
+def bounds(seconds, floor_bytes):
+    return {"lower_bound_seconds": seconds, "floor_bound_bytes": floor_bytes}
+
+
 def two_graphs(kept):
     """Peaks 100 and 50, saved 30 and 45."""
-    first = replace(kept, peak_bytes=100, saved_bytes=30, recompute_flops=7, step_seconds=1.0)
-    second = replace(kept, peak_bytes=50, saved_bytes=45, recompute_flops=4, step_seconds=0.5)
+    first = replace(kept, peak_bytes=100, saved_bytes=30, recompute_flops=7, step_seconds=1.0, **bounds(0.75, 90))
+    second = replace(kept, peak_bytes=50, saved_bytes=45, recompute_flops=4, step_seconds=0.5, **bounds(0.5, 40))
     return Explanation((first, second), ("a note",))
 
 
@@ -147,8 +151,8 @@ def test_an_explanation_as_json_has_the_totals_and_all_graphs(kept):
     data = json.loads(json.dumps(two_graphs(kept).to_json()))
     graphs = data.pop("graphs")
     assert data == {
-        "schema": 2, "peak_bytes": 145, "saved_bytes": 75, "recompute_flops": 11, "step_seconds": 1.5,
-        "notes": ["a note"],
+        "schema": 3, "peak_bytes": 145, "saved_bytes": 75, "recompute_flops": 11, "step_seconds": 1.5,
+        "lower_bound_seconds": 1.25, "floor_bound_bytes": 90, "notes": ["a note"],
     }  # fmt: skip
     assert [graph["peak_bytes"] for graph in graphs] == [100, 50]
     assert [row["name"] for row in graphs[0]["values"] if row["decision"] == "saved"] == ["primals_2", "e"]
@@ -180,6 +184,24 @@ def test_the_text_names_what_is_recomputed_and_its_share(rebuilt):
     assert f"recomputation 1.15 kFLOP ({1152 / 2720:.1%} of the step's FLOP)" in text
     assert "recomputed: 2 ops" in text
     assert [line.split()[0] for line in text.splitlines() if "aten." in line] == ["a", "e"]
+
+
+def test_the_text_says_how_far_from_optimal_the_plan_can_be(kept, rebuilt):
+    text = str(Explanation((rebuilt,)))
+    assert "at most 0.0% from optimal by this model: no plan within the budget takes less than 14.0 us; no peak" in text
+    assert "no peak is below 384 B" in text
+    slower = replace(kept, step_seconds=1.5, lower_bound_seconds=1.2, floor_bound_bytes=None)
+    assert "at most 25.0% from optimal by this model: no plan takes less than 1.20 s\n" in str(Explanation((slower,)))
+    assert "from optimal" not in str(Explanation((replace(kept, lower_bound_seconds=None),)))
+
+
+def test_bounds_of_graphs_add_up_in_time_and_the_highest_counts_in_memory(kept):
+    both = two_graphs(kept)
+    assert (both.lower_bound_seconds, both.floor_bound_bytes) == (1.25, 90)
+    unknown = replace(both.graphs[0], lower_bound_seconds=None, floor_bound_bytes=None)
+    some = replace(both, graphs=(unknown, both.graphs[1]))
+    assert (some.lower_bound_seconds, some.floor_bound_bytes) == (None, None)
+    assert (Explanation(()).lower_bound_seconds, Explanation(()).floor_bound_bytes) == (0, 0)
 
 
 def test_the_text_of_two_graphs_shows_notes_and_where_each_ends(kept):

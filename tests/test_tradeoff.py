@@ -44,6 +44,20 @@ def test_peaks_rise_and_times_fall_from_point_to_point():
         assert smaller.peak_bytes < larger.peak_bytes and smaller.step_seconds > larger.step_seconds
 
 
+def test_every_point_has_a_lower_bound_that_its_plan_and_faster_ones_keep():
+    points = frontier_of(annotated(chain_of(12)), H100).points
+    assert all(0 < point.lower_bound_seconds <= point.step_seconds for point in points)
+    bounds = [point.lower_bound_seconds for point in points]
+    assert bounds == sorted(bounds, reverse=True)
+
+
+def test_the_table_shows_how_far_from_optimal_a_plan_can_be():
+    bounded = Frontier((FrontierPoint(2**30, 3e-3, 2**20, 0, 2.5e-3), FrontierPoint(2**31, 2e-3, 2**29, 0)), "h100")
+    _, titles, *rows = str(bounded).splitlines()
+    assert titles.endswith("at most above optimum")
+    assert [row.split()[-1] for row in rows] == ["20.0%", "-"]
+
+
 def test_the_table_has_a_row_a_plan():
     head, titles, *rows = str(TWO).splitlines()
     assert head == "recompile: 2 plans on h100; peaks over what forward starts with"
@@ -57,6 +71,7 @@ def test_the_table_has_a_row_a_plan():
 def test_json_has_the_points_in_bytes_seconds_and_flop():
     assert TWO.to_json()["points"][0] == {
         "peak_bytes": 2**30, "step_seconds": 3e-3, "saved_bytes": 2**20, "recompute_flops": 5_000_000,
+        "lower_bound_seconds": None,
     }  # fmt: skip
 
 

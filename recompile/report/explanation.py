@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from recompile.footprint import Footprint
     from recompile.gpu import Program
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,8 @@ class GraphReport:
     recompute_flops: int
     total_flops: int
     step_seconds: float
+    lower_bound_seconds: float | None  # no plan within the budget is faster by the same prediction
+    floor_bound_bytes: int | None  # none has a smaller peak
     planning_seconds: float
     ended_by: str  # why Dynamo ended the graph: "" for its natural end
     sizes: tuple[str, ...]  # symbolic sizes and the values that the plan was made for: "s77=64"
@@ -127,6 +129,18 @@ class Explanation:
         """Predicted seconds of forward and backward on the hardware that the plan was made for."""
         return sum(graph.step_seconds for graph in self.counted)
 
+    @property
+    def lower_bound_seconds(self) -> float | None:
+        """Seconds that no plan within the budget undercuts by the same prediction; None where a graph has no bound."""
+        bounds = [graph.lower_bound_seconds for graph in self.counted]
+        return None if None in bounds else sum(bounds)
+
+    @property
+    def floor_bound_bytes(self) -> int | None:
+        """Bytes that the predicted peak of no plan undercuts: the highest of the graphs'; None where one has none."""
+        bounds = [graph.floor_bound_bytes for graph in self.counted]
+        return None if None in bounds else max(bounds, default=0)
+
     def __str__(self) -> str:
         from recompile.report.text import explanation_text
 
@@ -141,6 +155,8 @@ class Explanation:
             "saved_bytes": self.saved_bytes,
             "recompute_flops": self.recompute_flops,
             "step_seconds": self.step_seconds,
+            "lower_bound_seconds": self.lower_bound_seconds,
+            "floor_bound_bytes": self.floor_bound_bytes,
             "notes": list(self.notes),
             **{name: value.to_json() for name, value in ahead.items() if value is not None},
             "graphs": [graph.to_json() for graph in self.graphs],
@@ -172,6 +188,8 @@ def report_graph(
         recompute_flops=plan.recompute_flops,
         total_flops=sum(joint.notes[node].work.flop for node in nodes),
         step_seconds=plan.step_seconds,
+        lower_bound_seconds=plan.lower_bound_seconds,
+        floor_bound_bytes=plan.floor_bound_bytes,
         planning_seconds=planning_seconds,
         ended_by="",
         sizes=sizes,

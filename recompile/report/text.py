@@ -84,6 +84,8 @@ def graph_text(graph: GraphReport, number: int, count: int) -> str:
         f"{format_flop(graph.recompute_flops)} ({share:.1%} of the step's FLOP); "
         f"planned in {graph.planning_seconds:.2f} s",
     ]
+    if graph.lower_bound_seconds is not None:
+        head.append(f"  {bound_text(graph)}")
     if graph.ended_by:
         head.append(f"  ends at a graph break: {graph.ended_by}")
     if graph.sizes:
@@ -96,17 +98,36 @@ def graph_text(graph: GraphReport, number: int, count: int) -> str:
     return "\n".join([*head, saved, again])
 
 
+def bound_text(graph: GraphReport) -> str:
+    """How far the plan can be from the best one, as far as the model of the step goes."""
+    within = "" if graph.budget_bytes is None else " within the budget"
+    floor = f"; no peak is below {format_bytes(graph.floor_bound_bytes)}" if graph.floor_bound_bytes is not None else ""
+    return (
+        f"at most {share_above(graph.step_seconds, graph.lower_bound_seconds)} from optimal by this model: no plan"
+        f"{within} takes less than {format_seconds(graph.lower_bound_seconds)}{floor}"
+    )
+
+
+def share_above(seconds: float, bound: float) -> str:
+    """By how much a time exceeds a bound on it."""
+    return f"{max(0.0, seconds / bound - 1) if bound else 0.0:.1%}"
+
+
 def frontier_table(frontier: Frontier) -> str:
     """One row a plan, from the smallest peak to the fastest."""
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for title in ("peak", "step", "slower than fastest", "saved", "recomputed"):
+    bounded = any(point.lower_bound_seconds is not None for point in frontier.points)
+    titles = ("peak", "step", "slower than fastest", "saved", "recomputed")
+    for title in (*titles, "at most above optimum") if bounded else titles:
         table.add_column(title, justify="right", no_wrap=True)
     fastest = min((point.step_seconds for point in frontier.points), default=0.0)
     for point in frontier.points:
         slower = point.step_seconds / fastest - 1 if fastest else 0.0
+        bound = point.lower_bound_seconds
         table.add_row(
             format_bytes(point.peak_bytes), format_seconds(point.step_seconds), f"{slower:.1%}",
             format_bytes(point.saved_bytes), format_flop(point.recompute_flops),
+            *([] if not bounded else ["-" if bound is None else share_above(point.step_seconds, bound)]),
         )  # fmt: skip
     head = f"recompile: {len(frontier.points)} plans on {frontier.hardware}; peaks over what forward starts with"
     return f"{head}\n{_render(table)}"
