@@ -44,7 +44,7 @@ class Store:
 def environment() -> dict[str, Any]:
     return {
         "torch": torch.__version__, "python": platform.python_version(), "machine": machine(),
-        "threads": torch.get_num_threads(), "date": time.strftime("%Y-%m-%d"),
+        "date": time.strftime("%Y-%m-%d"),
     }  # fmt: skip
 
 
