@@ -1,7 +1,7 @@
 """Measured peaks of training steps on the CPU, ours and those of peers: ``make peaks``, an hour or two on one core.
 
 Every model is planned for shares of memory and for budgets in bytes; each different plan is compiled and measured once,
-in a process of its own with a compiler cache of its own. Peers are Inductor's own budgets, ``torch.utils.checkpoint``
+in a process of its own with nothing cached but machine code of equal kernels. Peers are Inductor's own budgets, ``torch.utils.checkpoint``
 around every block, and a selective policy that keeps matmuls, all compiled by Inductor; at each of their measured peaks
 ours is planned as well. Runs are kept by the text of the graphs that Inductor gets, so that a changed planner makes
 anew what changed, and an interruption loses one run. Results are in results/peaks, the summary in peaks.md.
@@ -201,24 +201,19 @@ def measured(name: str, way: Way) -> dict[str, Any]:
     return found
 
 
-def in_child(task: str, name: str, arguments: Any) -> Any:
-    """The result of a task in a process of its own, with an empty compiler cache. Raises CalledProcessError."""
-    with tempfile.TemporaryDirectory() as cache:
-        command = [
-            sys.executable,
-            "-W",
-            "ignore",
-            "-m",
-            "benchmarks.peaks",
-            "--task",
-            task,
-            name,
-            json.dumps(arguments),
-        ]
-        settings = {"TORCHINDUCTOR_CACHE_DIR": cache, "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            command, env={**os.environ, **settings}, cwd=HERE.parent, capture_output=True, text=True, check=True
-        )
+def in_child(task: str, name: str, arguments: Any, cache: str) -> Any:
+    """The result of a task in a process of its own. Raises CalledProcessError.
+
+    ``cache``: a folder for machine code of C++ kernels, found again by their text; graphs and plans are not kept there.
+    """
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.peaks", "--task", task, name, json.dumps(arguments)]
+    settings = {
+        "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0", "TORCHINDUCTOR_CACHE_DIR": cache,
+        "TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
+    }  # fmt: skip
+    done = subprocess.run(
+        command, env={**os.environ, **settings}, cwd=HERE.parent, capture_output=True, text=True, check=True
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -234,9 +229,9 @@ def task(kind: str, name: str, arguments: Any) -> Any:
 
 
 class Bench:
-    """Runs what is not in the store. ``child`` is ``in_child``, or what a test puts in its place."""
+    """Runs what is not in the store. ``child(task, model, arguments)`` runs a task, as ``in_child`` does."""
 
-    def __init__(self, store: Store = STORE, child: Callable[[str, str, Any], Any] = in_child):
+    def __init__(self, store: Store, child: Callable[[str, str, Any], Any]):
         self.store, self.child = store, child
         self.version = fingerprint(sources_hash(), sources(Path(__file__), *MODEL_SOURCES), torch.__version__)
 
@@ -300,12 +295,13 @@ def main() -> None:
         kind, name, arguments = asked.task
         print(json.dumps(task(kind, name, json.loads(arguments))))
         return
-    bench, found = Bench(), []
-    for name in asked.models:
-        found.append(bench.record(name))
-        text = summary(found)
-        (HERE / "peaks.md").write_text(text)
-        (HERE / "peaks.json").write_text(json.dumps(found, indent=1) + "\n")
+    with tempfile.TemporaryDirectory() as cache:
+        bench, found = Bench(STORE, functools.partial(in_child, cache=cache)), []
+        for name in asked.models:
+            found.append(bench.record(name))
+            text = summary(found)
+            (HERE / "peaks.md").write_text(text)
+            (HERE / "peaks.json").write_text(json.dumps(found, indent=1) + "\n")
     print(text)
 
 
