@@ -1,10 +1,11 @@
-"""Measured peaks of training steps on the CPU, ours and those of peers: ``make peaks``, an hour or two on one core.
+"""Measured peaks of training steps on the CPU, ours and those of peers: ``make peaks``, some hours on one core.
 
 Every model is planned for shares of memory and for budgets in bytes; each different plan is compiled and measured once,
-in a process of its own with nothing cached but machine code of equal kernels. Peers are Inductor's own budgets, ``torch.utils.checkpoint``
-around every block, and a selective policy that keeps matmuls, all compiled by Inductor; at each of their measured peaks
-ours is planned as well. Runs are kept by the text of the graphs that Inductor gets, so that a changed planner makes
-anew what changed, and an interruption loses one run. Results are in results/peaks, the summary in peaks.md.
+in a process of its own with nothing cached but machine code of equal kernels. Peers are Inductor's own budgets,
+``torch.utils.checkpoint`` around every block, and a selective policy that keeps matmuls, all compiled by Inductor; at
+each of their measured peaks ours is planned as well. Runs are kept by the text of the graphs that Inductor gets, so
+that a changed planner makes anew what changed, and an interruption loses one run. Results are in results/peaks, the
+summary in peaks.md.
 """
 
 from __future__ import annotations
