@@ -71,7 +71,7 @@ def aim_row(row: dict[str, Any]) -> list[str]:
 
 DUEL_NAMES = (
     "model", "Inductor's budget", "its code GiB", "its roofline / true ms", "ours at its peak: GiB",
-    "roofline / true ms", "no slower", "ours at its time: GiB", "roofline / true ms", "lower", "either",
+    "roofline / true ms", "no slower", "ours at its time: GiB", "roofline / true ms", "lower", "both",
 )  # fmt: skip
 
 
@@ -94,14 +94,13 @@ def cost(program: dict[str, Any]) -> tuple[float, float]:
     return program["code_bytes"], program["true_seconds"]
 
 
-def verdicts_of(duel: dict[str, Any]) -> dict[str, bool | None]:
-    """``no_slower``: ours within its peak takes no longer. ``lower``: ours within its time peaks no higher."""
-    theirs, same_peak, same_time = duel["inductor"], duel["same_peak"], duel["same_time"]
-    no_slower = is_no_worse(cost(same_peak), cost(theirs))
-    lower = None if same_time is None else is_no_worse(cost(same_time), cost(theirs))
-    if not lower and no_slower:
-        lower = True  # the plan for its peak is within its time as well
-    return {"no_slower": no_slower, "lower": lower, "both": no_slower and bool(lower)}
+def verdicts_of(duel: dict[str, Any]) -> dict[str, bool]:
+    """``no_slower``: ours within its peak takes no longer. ``lower``: ours within its time has a lower peak."""
+    theirs = cost(duel["inductor"])
+    ours = [cost(plan) for plan in (duel["same_peak"], duel["same_time"]) if plan]
+    no_slower = any(is_no_worse(plan, theirs) for plan in ours)
+    lower = any(is_no_worse(plan, theirs) and plan[0] < theirs[0] for plan in ours)
+    return {"no_slower": no_slower, "lower": lower, "both": no_slower and lower}
 
 
 # Predictions
@@ -121,8 +120,10 @@ def distinct_plans(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 def prediction_row(record: dict[str, Any]) -> list[str]:
     plans = distinct_plans(record)
-    fixed = record["fixed_bytes"]
+    fixed = record.get("fixed_bytes", 0)
     peaks = [(plan["simulated_bytes"] - fixed, plan["code_bytes"] - fixed) for plan in plans]
+    if not plans:
+        return [record["model"], "0", *["-"] * (len(PREDICTION_NAMES) - 2)]
     peak_errors = [prediction_error(*peak) for peak in peaks]
     time_errors = [prediction_error(plan["simulated_seconds"], plan["true_seconds"]) for plan in plans]
     predicted = [plan["simulated_seconds"] for plan in plans]

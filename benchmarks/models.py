@@ -223,13 +223,13 @@ def mlp() -> tuple[nn.Module, Batch]:
 
 
 RECIPES = {  # the quickest to compile first
-    "mlp": Recipe(mlp, ("Layers",)),
     "two-traversals": Recipe(two_traversals, ("Block",)),
     "experts": Recipe(experts, ("Block", "Experts")),
     "resnet": Recipe(resnet, ("ResidualBlock",)),
-    "unet": Recipe(unet, ("TwoConvolutions",)),
     "llama": Recipe(llama, ("ShardedLayer",)),
     "gpt": Recipe(gpt, ("GPTLayer",), has_dropout=True),
+    "unet": Recipe(unet, ("TwoConvolutions",)),
+    "mlp": Recipe(mlp, ("Layers",)),
     "vit": Recipe(vit, ("ViTLayer",)),
     "bert": Recipe(bert, ("BertLayer",), has_dropout=True),
     "t5": Recipe(t5, ("T5Block",)),

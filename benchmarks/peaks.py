@@ -51,7 +51,7 @@ MEASURING_SOURCES = (Path(recompile.__file__).parent / "measurement.py",)
 SHARES = tuple(step / 10 for step in range(10, -1, -1))
 NUM_BETWEEN = 3  # budgets in bytes between the floor and the fastest plan's peak
 BELOW_FLOOR = 0.97
-NUM_MEASUREMENTS, NUM_TIMED_STEPS = 3, 5
+NUM_MEASUREMENTS, NUM_TIMED_STEPS = 2, 3
 ALL_RATIOS, RIGHT_WITH_DROPOUT = (1.0, 0.5, 0.25, 0.1, 0.0), (1.0, 0.5)  # lower ones draw dropout's masks again
 MATMULS = frozenset(getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm", "convolution"))
 

@@ -148,10 +148,12 @@ def test_an_aim_is_reached_in_the_peak_and_the_time_that_it_is_stated_in():
 
 def test_beside_inductor_peak_and_true_time_count():
     theirs = {"ratio": 0.5, **program(2.0, 6.0)}
-    slower = {"inductor": theirs, "same_peak": program(2.0, 6.1), "same_time": program(1.9, 6.0)}
-    assert aims_text.verdicts_of(slower) == {"no_slower": False, "lower": True, "both": False}
-    faster = {"inductor": theirs, "same_peak": program(2.0, 5.9), "same_time": None}
-    assert aims_text.verdicts_of(faster) == {"no_slower": True, "lower": True, "both": True}
+    slower = {"inductor": theirs, "same_peak": program(2.0, 6.1), "same_time": program(2.1, 6.0)}
+    assert aims_text.verdicts_of(slower) == {"no_slower": False, "lower": False, "both": False}
+    equal = {"inductor": theirs, "same_peak": program(2.0, 5.9), "same_time": None}
+    assert aims_text.verdicts_of(equal) == {"no_slower": True, "lower": False, "both": False}
+    better = {"inductor": theirs, "same_peak": program(2.0, 6.0), "same_time": program(1.9, 6.0)}
+    assert aims_text.verdicts_of(better) == {"no_slower": True, "lower": True, "both": True}
 
 
 def test_the_summary_of_aims_counts_each_program_once():
