@@ -67,12 +67,12 @@ def extra_flop(record: dict[str, Any], run: Run) -> int:
 
 
 def rival_of(record: dict[str, Any], peer: Run) -> Run | None:
-    """Our plan for the peak that a peer was measured at; None where there is none."""
-    return next((run for run in record["rivals"] if run["budget"] == peer["measured_bytes"] and "flop" in run), None)
+    """Our answer to the peak that a peer was measured at as budget, a refusal too; None where it was not asked."""
+    return next((run for run in record["rivals"] if run["budget"] == peer["measured_bytes"]), None)
 
 
 def verdicts_on(record: dict[str, Any], peer: Run) -> dict[str, bool | None]:
-    """``at_peak``: ours for its peak has no higher peak and no more FLOP. ``lower``: some plan of ours has a lower peak
+    """``at_peak``: ours for its peak is there, has no higher peak and no more FLOP. ``lower``: some plan of ours has a lower peak
     at no more FLOP. ``fewer``: some plan of ours has fewer FLOP at no higher peak. None where it was not measured.
     """
     if "measured_bytes" not in peer:
@@ -80,9 +80,13 @@ def verdicts_on(record: dict[str, Any], peer: Run) -> dict[str, bool | None]:
     theirs = peer["measured_bytes"], peer["flop"]
     ours = [(run["measured_bytes"], run["flop"]) for run in distinct(record)]
     rival = rival_of(record, peer)
-    measured = rival is not None and "measured_bytes" in rival
+    at_peak = None
+    if rival is not None and "measured_bytes" in rival:
+        at_peak = is_no_worse((rival["measured_bytes"], rival["flop"]), theirs)
+    elif rival is not None and "key" not in rival:
+        at_peak = False  # the budget was refused
     return {
-        "at_peak": is_no_worse((rival["measured_bytes"], rival["flop"]), theirs) if measured else None,
+        "at_peak": at_peak,
         "lower": any(peak < theirs[0] and flop <= theirs[1] for peak, flop in ours),
         "fewer": any(peak <= theirs[0] and flop < theirs[1] for peak, flop in ours),
     }
@@ -151,7 +155,7 @@ def peer_row(record: dict[str, Any], peer: Run) -> list[str]:
     if "measured_bytes" not in peer:
         return [name, peer.get("error", "-"), *["-"] * 8]
     rival, found = rival_of(record, peer), verdicts_on(record, peer)
-    ours = ["-"] * 3
+    ours = ["refused" if rival is not None and "key" not in rival else "-", "-", "-"]
     if rival is not None and "measured_bytes" in rival:
         extra = gflop(extra_flop(record, rival))
         ours = [mib(rival["measured_bytes"]), extra, f"{rival['measured_seconds'] * 1e3:.0f}"]
