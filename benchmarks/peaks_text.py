@@ -72,8 +72,9 @@ def rival_of(record: dict[str, Any], peer: Run) -> Run | None:
 
 
 def verdicts_on(record: dict[str, Any], peer: Run) -> dict[str, bool | None]:
-    """``at_peak``: ours for its peak is there, has no higher peak and no more FLOP. ``lower``: some plan of ours has a lower peak
-    at no more FLOP. ``fewer``: some plan of ours has fewer FLOP at no higher peak. None where it was not measured.
+    """``at_peak``: ours for its peak is there, has no higher peak and no more FLOP. ``lower``: some plan of ours has a
+    lower peak at no more FLOP. ``fewer``: some plan of ours has fewer FLOP at no higher peak. None where it was not
+    measured.
     """
     if "measured_bytes" not in peer:
         return {"at_peak": None, "lower": None, "fewer": None}
