@@ -142,8 +142,11 @@ class Subject:
             "recompute_flop": plan.recompute_flops,
         }  # fmt: skip
 
-    def plan_for(self, asked_bytes: float, peak: str) -> dict[str, Any]:
-        """A plan whose program's peak (``code`` or ``est``, parameters included) is within what is asked, if found."""
+    def plan_for(self, asked_bytes: float, peak: str, time: str = "true") -> dict[str, Any]:
+        """A plan whose program's peak (``code`` or ``est``, parameters included) is within what is asked, if found.
+
+        Of several the fastest by ``time`` ("true" or "roofline").
+        """
         limit, tried = int(asked_bytes) - self.fixed_bytes, []
         while True:
             tried.append(self.plan(max(limit, 0)))
@@ -153,7 +156,7 @@ class Subject:
                 break
             limit -= int(excess) + 1
         fitting = [plan for plan in tried if plan[f"{peak}_bytes"] <= asked_bytes * (1 + SLACK)]
-        best = min(fitting or tried[-1:], key=lambda plan: plan["true_seconds"])
+        best = min(fitting or tried[-1:], key=lambda plan: plan[f"{time}_seconds"])
         return {**best, "tries": len(tried), "first_bytes": tried[0][f"{peak}_bytes"]}
 
     def stock(self, ratio: float) -> dict[str, Any]:
@@ -202,7 +205,7 @@ class Subject:
         found = []
         for aim in AIMS:
             if aim.model == self.name:
-                result = self.plan(0) if aim.is_floor else self.plan_for(aim.gib * GIB, aim.peak)
+                result = self.plan(0) if aim.is_floor else self.plan_for(aim.gib * GIB, aim.peak, aim.time)
                 found.append({"aim": asdict(aim), **result})
         return found
 
