@@ -11,7 +11,7 @@ endif
 export CXX
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-lint demo test test-all lint tables gaps gpu clean
+.PHONY: help env env-lint demo test test-all lint tables gaps aims peaks gpu clean
 
 # A command with an Inductor cache of its own, removed afterwards: no result of an earlier run is taken for this one's.
 define with_fresh_cache
@@ -46,6 +46,12 @@ tables: env ## Plan GPT-3 175B and a 70B model for GPUs that are not here: bench
 
 gaps: env ## Compare mincut with proven optima on small graphs (some minutes: benchmarks/gaps.md)
 	@$(PY) -m benchmarks.gaps
+
+aims: env ## Plans of the reference models for a GPU that is not here, beside their aims (MODELS="gpt-6x1024"): benchmarks/aims.md
+	$(call with_fresh_cache,$(PY) -m benchmarks.aims $(MODELS))
+
+peaks: env ## Measure ten models' peaks on the CPU, ours and peers (MODELS="mlp gpt"; hours, resumable): benchmarks/peaks.md
+	@$(PY) -m benchmarks.peaks $(MODELS)
 
 gpu: env ## Measure plans on a CUDA GPU (six minutes: benchmarks/results) and run the tests that need one
 	@$(PY) -c 'import sys, torch; torch.cuda.is_available() or (print("make gpu needs a CUDA GPU, and torch " \

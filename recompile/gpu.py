@@ -47,7 +47,8 @@ class Kernel:
     ``moved_bytes``: the least it must read and write, by Inductor's count (0 for what only prepares memory, and for a
     random op under a saved generator). ``flop``: that of its ops, an op that several kernels compute counted in each.
     ``seconds``: the slower of its arithmetic and its traffic, and a launch. ``live_bytes``: allocated while it runs.
-    ``ops``: the graph ops that it computes.
+    ``ops``: the graph ops that it computes. ``spilled_bytes``: what it writes for itself and reads again in a later
+    pass over long rows, which Inductor does not count; ``spill_seconds``: what that adds to ``seconds``.
     """
 
     name: str
@@ -58,6 +59,8 @@ class Kernel:
     moved_bytes: int
     seconds: float
     live_bytes: int
+    spilled_bytes: int
+    spill_seconds: float
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class Program:
     kernels: tuple[Kernel, ...]
     forward_peak_bytes: int
     backward_peak_bytes: int
+    estimated_peak_bytes: int  # Inductor's own estimate, which does not see what is freed within a kernel
     saved_bytes: int  # what forward leaves for backward and nobody else holds
     forward_source: str
     backward_source: str
@@ -97,6 +101,11 @@ class Program:
     def seconds(self) -> float:
         """The sum of the kernels' roofline times."""
         return sum(kernel.seconds for kernel in self.kernels)
+
+    @property
+    def seconds_with_spills(self) -> float:
+        """The same with what kernels write and read again for themselves."""
+        return sum(kernel.seconds + kernel.spill_seconds for kernel in self.kernels)
 
     @property
     def blas_workspace_bytes(self) -> int:
@@ -213,6 +222,7 @@ def assemble(
         kernels=tuple(kernels),
         forward_peak_bytes=run_forward.peak_bytes,
         backward_peak_bytes=run_backward.peak_bytes,
+        estimated_peak_bytes=max(first.estimated_peak_bytes, second.estimated_peak_bytes),
         saved_bytes=sum(block.num_bytes for block in {*saved} - {*outputs} if block is not None),
         forward_source=first.source,
         backward_source=second.source,
@@ -328,6 +338,8 @@ def priced(run: Run, lowered: Lowered, phase: str, hardware: Hardware) -> list[K
                 moved_bytes=step.moved_bytes,
                 seconds=step_seconds(step, hardware),
                 live_bytes=launch.live_bytes,
+                spilled_bytes=step.spilled_bytes,
+                spill_seconds=spill_seconds(step, hardware),
             )
         )
     return kernels
@@ -349,3 +361,9 @@ def step_seconds(step: LoweredKernel, hardware: Hardware) -> float:
         rate = hardware.matmul_flop_per_s(dtype_of(node)) if step.is_extern else hardware.vector_flop_per_s
         arithmetic += flop / rate
     return max(arithmetic, step.moved_bytes / hardware.byte_per_s) + hardware.launch_s
+
+
+def spill_seconds(step: LoweredKernel, hardware: Hardware) -> float:
+    """What writing and reading the spilled bytes adds to a kernel's roofline; nothing where arithmetic takes longer."""
+    moved = step.moved_bytes + 2 * step.spilled_bytes
+    return max(0.0, moved / hardware.byte_per_s + hardware.launch_s - step_seconds(step, hardware))

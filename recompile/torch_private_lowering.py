@@ -17,7 +17,14 @@ from torch._inductor import compile_fx, ir
 from torch._inductor import utils as inductor_utils
 from torch._inductor.debug import DebugContext
 from torch._inductor.graph import GraphLowering
-from torch._inductor.scheduler import BaseSchedulerNode, ExternKernelSchedulerNode, NopKernelSchedulerNode
+from torch._inductor.memory import prepare_planning_info
+from torch._inductor.scheduler import (
+    BaseSchedulerNode,
+    ExternKernelSchedulerNode,
+    FusedSchedulerNode,
+    NopKernelSchedulerNode,
+)
+from torch.utils._ordered_set import OrderedSet
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 
 from recompile.chip import Chip
@@ -49,13 +56,15 @@ class LoweredKernel:
     """One of the scheduler's steps in the program's order.
 
     ``buffers``: names of what it writes, in the words of the program. ``moved_bytes``: what it must at least read and
-    write. ``origins``: the ops of the graph that it computes.
+    write. ``origins``: the ops of the graph that it computes. ``spilled_bytes``: what it writes to memory although
+    nobody else reads it, because a later pass over the same rows does; ``moved_bytes`` does not count it.
     """
 
     buffers: frozenset[str]
     is_extern: bool
     moved_bytes: int
     origins: tuple[fx.Node, ...]
+    spilled_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,9 @@ class Lowered:
     """What Inductor made of one graph.
 
     ``result_bytes``: for each name that a library call's result gets, the bytes of the tensors in it. ``extern_ops``:
-    the op behind such a name. ``output_strides``: per output, None where it is no tensor.
+    the op behind such a name. ``output_strides``: per output, None where it is no tensor. ``estimated_peak_bytes``:
+    Inductor's own figure (``estimate_peak_memory`` in torch/_inductor/memory.py), which counts what lives within one
+    kernel too, inputs that are freed, and nothing that is there for good.
     """
 
     source: str
@@ -71,6 +82,7 @@ class Lowered:
     result_bytes: Mapping[str, tuple[int, ...]]
     extern_ops: Mapping[str, fx.Node]
     output_strides: tuple[tuple[int, ...] | None, ...]
+    estimated_peak_bytes: int = 0
 
 
 class _Captured(BaseException):
@@ -124,14 +136,22 @@ def lower(
 def _capture(graph: GraphLowering) -> Any:
     """In place of ``GraphLowering.compile_to_module``: take the program and the facts about it, and leave."""
     wrapper, _ = graph.codegen()
-    kernels = tuple(_kernel_facts(node) for node in graph.scheduler.nodes if not _runs_nothing(node))
+    kernels = tuple(_kernel_facts(node, graph) for node in graph.scheduler.nodes if not _runs_nothing(node))
     externs = {buffer.get_name(): buffer for buffer in graph.buffers if isinstance(buffer, ir.ExternKernel)}
     results = {name: _result_bytes(buffer) for name, buffer in externs.items()}
     ops = {name: _op_of(buffer) for name, buffer in externs.items()}
     strides = tuple(_strides_of(output) for output in graph.graph_outputs)
-    raise _Captured(
-        Lowered(wrapper.value, kernels, results, {n: op for n, op in ops.items() if op is not None}, strides)
+    known_ops = {name: op for name, op in ops.items() if op is not None}
+    raise _Captured(Lowered(wrapper.value, kernels, results, known_ops, strides, _estimated_peak_bytes(graph)))
+
+
+def _estimated_peak_bytes(graph: GraphLowering) -> int:
+    scheduler = graph.scheduler
+    inputs, outputs = OrderedSet(graph.graph_inputs), OrderedSet(graph.get_output_names())
+    estimated, _ = prepare_planning_info(
+        scheduler.nodes, scheduler.name_to_buf, scheduler.name_to_fused_node, inputs, outputs
     )
+    return int(estimated)
 
 
 def _runs_nothing(node: BaseSchedulerNode) -> bool:
@@ -139,7 +159,7 @@ def _runs_nothing(node: BaseSchedulerNode) -> bool:
     return is_picking or isinstance(node, NopKernelSchedulerNode)
 
 
-def _kernel_facts(node: BaseSchedulerNode) -> LoweredKernel:
+def _kernel_facts(node: BaseSchedulerNode, graph: GraphLowering) -> LoweredKernel:
     written = {name for output in node.get_outputs() for name in [output.get_name(), *output.get_mutations()]}
     origins = {
         origin: None for member in node.get_nodes() if member.node is not None for origin in member.node.get_origins()
@@ -149,7 +169,21 @@ def _kernel_facts(node: BaseSchedulerNode) -> LoweredKernel:
         is_extern=isinstance(node, ExternKernelSchedulerNode),
         moved_bytes=int(node.get_read_write_buffers_sizes()),
         origins=tuple(origins),
+        spilled_bytes=_spilled_bytes(node, graph),
     )
+
+
+def _spilled_bytes(node: BaseSchedulerNode, graph: GraphLowering) -> int:
+    """Bytes of the buffers that a fused kernel allocates for itself: read by no other step, and not optimised away."""
+    if not isinstance(node, FusedSchedulerNode):
+        return 0
+    members, removed = set(node.get_nodes()), graph.removed_buffers | graph.inplaced_to_remove
+    spilled = [
+        buffer.node
+        for buffer in node.get_outputs()
+        if buffer.get_name() not in removed and all(user.node in members for user in buffer.users)
+    ]
+    return sum(int(buffer.get_layout().storage_size()) * buffer.get_dtype().itemsize for buffer in spilled)
 
 
 def _result_bytes(buffer: ir.ExternKernel) -> tuple[int, ...]:

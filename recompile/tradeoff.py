@@ -16,6 +16,7 @@ from recompile.report.text import frontier_table
 
 NUM_BOUNDED = 6  # plans for which prices are sought; bounds of the others follow from theirs
 
+
 @dataclass(frozen=True, slots=True)
 class FrontierPoint:
     """One plan: bytes over what is allocated when forward starts, predicted seconds of forward and backward."""

@@ -107,6 +107,30 @@ def test_a_value_that_forward_returns_and_saves_counts_once():
     assert program.backward_peak_bytes == 3 * 1024  # output, tangent, gradient
 
 
+def with_noise(x):
+    """A row's sum of random numbers, and the same numbers after it: long rows need them in memory."""
+    noise = torch.rand_like(x)
+    return x + noise * noise.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("length, spilled_bytes", [(1024, 0), (4096, 4 * 64 * 4096)])
+def test_what_a_kernel_writes_for_itself_and_reads_again_is_counted_apart(length, spilled_bytes):
+    """Of 64 rows the random numbers in float32, in rows that a looped kernel passes over twice."""
+    x = torch.randn(64, length, requires_grad=True)
+    program = dry_run(with_noise, (x,), hardware=H100).program
+    spilling = [kernel for kernel in program.kernels if kernel.phase == "forward" and kernel.spilled_bytes]
+    assert sum(kernel.spilled_bytes for kernel in spilling) == spilled_bytes
+    for kernel in spilling:
+        assert kernel.spill_seconds == pytest.approx(2 * spilled_bytes / H100.byte_per_s)
+    extra = sum(kernel.spill_seconds for kernel in program.kernels)
+    assert program.seconds_with_spills == pytest.approx(program.seconds + extra)
+
+
+def test_inductors_own_estimate_counts_what_lives_within_a_kernel_too(one_plan):
+    """In backward: w2's gradient, h, and h's gradient before and after that of tanh; not the loss, which is outside."""
+    assert one_plan.estimated_peak_bytes == W2 + 3 * H
+
+
 def test_the_peak_falls_as_the_budget_does(traced_stack):
     runs = [dry_run(Stack(), trace=traced_stack, hardware="h100", memory_budget=share) for share in (None, 0.5, 0.0)]
     peaks = [run.program.peak_bytes for run in runs]
