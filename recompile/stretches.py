@@ -5,7 +5,9 @@ depends, for the ops of a stretch, on these ops, on what their readers ask for, 
 be inlined. How they fuse depends on them and on the kernels that are open when the stretch begins: those that an op of
 it or of a later one could join or reads from. Both are kept by all that they depend on, so the result is the same as
 that of one pass over the whole program. A stretch after a change is found again as soon as the open kernels are the
-same as without it, some 64 ops later. Only what is new costs more than a look-up.
+same as without it, some 64 ops later. Equal layers share what fusion did: stretches are cut where nodes look alike, and
+ops and buffers are given by place, not by name (``Pattern``, ``Change``), for nothing that fusion asks about a buffer
+but its size and who shares it depends on its name. Only what is new costs more than a look-up.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def figures(simulation):
 @pytest.mark.parametrize(("nodes", "most_open"), [(3, 128), (7, 128), (3, 2), (1000, 128)])
 @pytest.mark.parametrize("device", ["meta", "cpu"])
 def test_plans_simulated_one_after_the_other_are_what_each_is_by_itself(nodes, most_open, device):
-    @settings(max_examples=60, derandomize=True, deadline=None)
+    @settings(max_examples=25, derandomize=True, deadline=None)
     @given(graphs())
     def check(drawn):
         text, shares = drawn
