@@ -1,29 +1,34 @@
-"""The default planner: minimum cuts over a range of prices of a byte, with and without block boundaries, simulated.
+"""The default planner: cuts propose, simulations decide, and a mixture of what was learnt fills a budget.
 
-A cut at price p minimises seconds + p x saved bytes exactly for additive costs (recompile/mincut.py), but saved bytes
-are not the peak: what is rebuilt early and read late is alive as well. So the cuts only propose. Each proposal is
-simulated with fusion and lifetimes, and a budget is answered by the fastest proposal whose simulated peak fits. Block
-boundaries that must be saved keep backward's working set to one block; every k-th boundary is the classical sqrt(N)
-family (Chen et al. 2016). Between two neighbouring proposals on the frontier, plans that follow the smaller one up to
-a boundary and the faster one after it fill the gap. PyTorch's own default plan is among the proposals, so the fastest
-plan is never slower than it by the simulation. Complexity: 18 cuts per family of boundaries, one simulation per
-different plan (90 cuts and 50 plans for a GPT of 6 layers), each near linear in the graph. Known to be suboptimal:
-prices are uniform over time, equal layers are not flipped together one role at a time.
+1. Minimum cuts (recompile/mincut.py) at every breakpoint of the price of a byte (``envelope``), freely and with block
+   boundaries kept (``separators``): kept boundaries bound what backward rebuilds at a time to one block; every second,
+   fourth, ... boundary is the classical sqrt(N) family (Chen et al. 2016). PyTorch's own default plan is added, so the
+   fastest plan is never slower than it by the simulation.
+2. Each plan is simulated with fusion and lifetimes, and teaches what each way to treat a segment between boundaries
+   costs (``library``). Single values are turned, another one in each equal segment (``variants``).
+3. For a budget, dynamic programming picks the fastest way for each segment so that the peak fits (``mixture``); the
+   result is simulated, and corrected where the figures did not add up. The fastest simulated plan that fits is the
+   answer, so a larger budget never gets a slower one but by what mixing at just that budget finds.
+
+Complexity: some 100 cuts and 200 simulations whatever the depth, each near linear in the graph. Known to be suboptimal:
+pieces are measured one by one, so what two neighbours save together in a shared kernel shows only by chance; no value
+is rebuilt twice, so that the smallest peak of N equal layers grows as sqrt(N).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from recompile.errors import PlanError
 from recompile.hardware import Hardware
 from recompile.joint import Budget, JointGraph, Plan
+from recompile.planner.envelope import envelope
 from recompile.planner.finish import check_budget, plan_from
 from recompile.planner.full import full_recompute_set
 from recompile.planner.library import Library
 from recompile.planner.mixture import fastest_mixture
-from recompile.planner.network import CutNetwork, cut_network
+from recompile.planner.network import cut_network
 from recompile.planner.pool import Candidate, Pool, fill_between
 from recompile.planner.save_all import save_all_set
 from recompile.planner.segments import segments_of
@@ -32,10 +37,10 @@ from recompile.planner.stock import stock_saved_set
 from recompile.planner.variants import varied_cuts
 from recompile.timeline import Timeline
 
-# Prices, as multiples of that at which saving all candidates costs as much as recomputing all of them; half decades
-# gained nothing that turns and mixtures don't.
-PRICE_LADDER = tuple(10.0**step for step in range(-4, 5))
-# Families that keep only every so many-th boundary, down to the root of 256 layers; their cuts at every third price.
+# Cuts tried per family of boundaries in search of all breakpoints of the price; where only every so many-th boundary is
+# kept, down to the root of 256 layers, a few.
+MOST_CUTS = 40
+MOST_STRIDED_CUTS = 6
 STRIDES = (2, 4, 8, 16)
 MAX_FILLED_GAPS = 4
 # Cuts around which single values are turned; more gained nothing on GPT, Llama and a conv net.
@@ -83,9 +88,9 @@ class Search:
         ]
         for saved in (stock_saved_set(joint, flow, 1.0), save_all_set(joint, flow), full_recompute_set(joint, flow)):
             self._try(saved)
-        for forced, ladder in boundary_families(self.boundaries, prices(self.network)):
-            for price in ladder:
-                self._try(self.network.saved_at(price, forced))
+        for forced, most_cuts in boundary_families(self.boundaries):
+            for cut in envelope(self.network, forced, most_cuts):
+                self._try(cut.saved)
         self._try_turns()
         self._mix_everywhere()
 
@@ -120,10 +125,8 @@ class Search:
 
     def _try_turns(self) -> None:
         """Cuts with one value per segment turned, at a few prices that give different cuts."""
-        cuts: dict[frozenset[int], float] = {}
-        for price in prices(self.network):
-            cuts.setdefault(self.network.saved_at(price, frozenset(self.boundaries)), price)
-        for base, price in spread(list(cuts.items()), NUM_TURNED_CUTS):
+        cuts = envelope(self.network, frozenset(self.boundaries), MOST_CUTS)
+        for price, base in [(cut.price, cut.saved) for cut in spread(cuts, NUM_TURNED_CUTS)]:
             for kept, rebuilt in varied_cuts(self.network, self.segments, price, base):
                 try:
                     self._try(self.network.saved_at(price, kept, rebuilt))
@@ -195,21 +198,10 @@ def forget() -> None:
     search_of.cache_clear()
 
 
-def boundary_families(
-    boundaries: tuple[int, ...], ladder: Sequence[float]
-) -> list[tuple[frozenset[int], Sequence[float]]]:
-    """Sets of boundaries that must be saved, with prices to cut at: none, all, every second, fourth and so on."""
-    families = {frozenset(): ladder, frozenset(boundaries): ladder}
+def boundary_families(boundaries: tuple[int, ...]) -> list[tuple[frozenset[int], int]]:
+    """Sets of boundaries that must be saved, none, all, every second, fourth and so on, with the cuts to spend on."""
+    families = {frozenset(): MOST_CUTS, frozenset(boundaries): MOST_CUTS}
     for stride in STRIDES:
         if len(boundaries) >= 2 * stride:
-            families.setdefault(frozenset(boundaries[::stride]), ladder[::3])
+            families.setdefault(frozenset(boundaries[::stride]), MOST_STRIDED_CUTS)
     return list(families.items())
-
-
-def prices(network: CutNetwork) -> list[float]:
-    """Seconds per byte to try: none, and a ladder around the ratio of all recomputation to all bytes."""
-    seconds = sum(s for s in network.recompute_seconds if s is not None)
-    held = sum(size for size, s in zip(network.held_bytes, network.save_seconds, strict=True) if s is not None)
-    if not seconds or not held:
-        return [0.0]
-    return [0.0, *(step * seconds / held for step in PRICE_LADDER)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recompile.dataflow import Dataflow, needed_by_backward
+from recompile.dataflow import Dataflow, needed_by_backward, rebuilt_nodes
 from recompile.hardware import Hardware
 from recompile.joint import JointGraph, Kind, Side
 from recompile.mincut import ContradictionError, CutProblem, scaled
@@ -69,6 +69,14 @@ class CutNetwork:
             path = [self.candidates[position] for position in error.path]
             raise contradiction(self.joint, self.flow, path) from None
         return frozenset(self.candidates[position] for position in choice.saved)
+
+    def cost_of(self, saved: frozenset[int]) -> tuple[float, int]:
+        """Seconds of a choice at price 0, and the bytes that it saves."""
+        rebuilt = rebuilt_nodes(self.flow, saved)
+        recompute, save, held = self._seconds
+        is_saved = np.array([i in saved for i in self.candidates], dtype=bool)
+        is_rebuilt = np.array([i in rebuilt for i in self.candidates], dtype=bool)
+        return float(save[is_saved].sum() + recompute[is_rebuilt].sum()), int(held[is_saved].sum())
 
 
 def cut_network(joint: JointGraph, flow: Dataflow, hardware: Hardware) -> CutNetwork:

@@ -40,7 +40,7 @@ def separators(flow: Dataflow) -> tuple[int, ...]:
         live.update(born.get(position, ()))
         if len(live) == 1:
             found |= {b for b in live if not flow.is_input[b]}
-    return tuple(_one_per_library_call(flow, sorted(found)))
+    return tuple(_without_wide_ones(flow, _one_per_library_call(flow, sorted(found))))
 
 
 def _one_per_library_call(flow: Dataflow, found: list[int]) -> list[int]:
@@ -51,6 +51,18 @@ def _one_per_library_call(flow: Dataflow, found: list[int]) -> list[int]:
     for buffer in found:
         groups.setdefault(bisect.bisect_right(calls, flow.maker(buffer)), []).append(buffer)
     return [min(group, key=lambda b: (flow.size_bytes[b], b)) for group in groups.values()]
+
+
+def _without_wide_ones(flow: Dataflow, found: list[int]) -> list[int]:
+    """Less what is larger than its neighbours: the wide inside of a block that is narrow at its ends."""
+    sizes = [flow.size_bytes[b] for b in found]
+    around = [(sizes[max(0, k - 1)], sizes[min(len(sizes) - 1, k + 1)]) for k in range(len(sizes))]
+    ends = {0, len(sizes) - 1}
+    return [
+        b
+        for k, b in enumerate(found)
+        if len(found) == 1 or not (sizes[k] > max(around[k]) or (k in ends and sizes[k] > min(around[k])))
+    ]
 
 
 def _lifetimes(flow: Dataflow, ops: list[int]) -> dict[int, tuple[int, int]]:
