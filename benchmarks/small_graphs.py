@@ -97,6 +97,24 @@ def perceptron(activation: type[nn.Module], num_layers: int) -> nn.Module:
     return nn.Sequential(*(m for _ in range(num_layers) for m in (nn.Linear(WIDTH, WIDTH), activation())))
 
 
+class ResidualChain(nn.Module):
+    """x + down(activation(up(x))), ``num_layers`` times; many rows of few columns, so that weights are small."""
+
+    def __init__(self, activation: type[nn.Module], num_layers: int, width: int = 128):
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(
+                nn.Linear(width, 4 * width, bias=False), activation(), nn.Linear(4 * width, width, bias=False)
+            )
+            for _ in range(num_layers)
+        )
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
 class Loss(nn.Module):
     """Cross-entropy of a linear head: scores of many words."""
 
@@ -128,5 +146,8 @@ STEPS: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
     "MLP, tanh, 5 layers": lambda: (perceptron(nn.Tanh, 5), (hidden(),)),
     "MLP, GELU, 2 layers": lambda: (perceptron(nn.GELU, 2), (hidden(),)),
     "MLP, SiLU, 2 layers": lambda: (perceptron(nn.SiLU, 2), (hidden(),)),
+    "residual MLP, ReLU, 3 layers": lambda: (ResidualChain(nn.ReLU, 3), (hidden(8 * TOKENS, 128),)),
+    "residual MLP, tanh, 3 layers": lambda: (ResidualChain(nn.Tanh, 3), (hidden(8 * TOKENS, 128),)),
+    "residual MLP, SiLU, 2 layers": lambda: (ResidualChain(nn.SiLU, 2), (hidden(8 * TOKENS, 128),)),
     "cross-entropy": lambda: (Loss(), (hidden(), torch.empty(TOKENS, dtype=torch.long))),
 }

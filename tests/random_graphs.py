@@ -23,6 +23,7 @@ FORWARD_OPS = {
     "norm": "{n}v = var_mean.correction {a} [1] correction=0 keepdim=True\n{n}m = getitem {n}v 1\n{n} = sub {a} {n}m",
     "dropout": "{n}k = prims.inductor_lookup_seed seeds 0\n{n}r = prims.inductor_random [2048,512] {n}k 'rand'\n"
     "{n}g = gt.Scalar {n}r 0.5\n{n} = mul {a} {n}g",
+    "columns": "{n}c = cos {a}\n{n}m = mean.dim {n}c [0] True\n{n} = sub {a} {n}m",
     "half": "{n}h = prims.convert_element_type {a} torch.bfloat16\n{n} = prims.convert_element_type {n}h torch.float32",
 }
 BACKWARD_OPS = {
@@ -31,6 +32,7 @@ BACKWARD_OPS = {
     "mul": "{n} = mul {g} {a}",
     "add": "{n} = add {g} {h}",
     "softmax": "{n}p = mul {g} {a}\n{n}z = sum.dim_IntList {n}p [1] True\n{n}q = mul {a} {n}z\n{n} = sub {n}p {n}q",
+    "scale": "{n}c = mul {g} {a}\n{n}o = sum.dim_IntList {n}c [0]\n{n} = cos {g}",
     "bias": "{n}o = sum.dim_IntList {g} [0]\n{n} = sin {g}",
     "chain": "{n} = mul {g} {a}\n{n}o = sum.dim_IntList {n} [0]",
 }

@@ -2,7 +2,7 @@
 
 Vertices: enter v and leave v for recomputing and saving, compute v and demand v for the copy that stands for memory at
 the calls of backward's chain, inline v and load v for the one that stands for what backward's loops read. Dinic's
-algorithm in scipy; 2 ms for a cut of 5,700 vertices (a GPT of 12 layers), 10 ms a solution with what surrounds it.
+algorithm in scipy; 5 ms a solution for 8,500 vertices (a GPT of 12 layers, 1,717 candidates).
 """
 
 from __future__ import annotations

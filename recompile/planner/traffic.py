@@ -8,10 +8,10 @@ many as, summed over families, the longest sequence of its readers, each separat
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 
 from recompile.fusion import FusionFacts
-from recompile.joint import Kind
+from recompile.joint import Kind, Side
 from recompile.planner.certain import LOOPS, Phase, is_stored
 
 
@@ -22,7 +22,6 @@ class Traffic:
         self.facts, self.flow, self.phase = facts, facts.flow, phase
         self.family = families(facts)
         self.runs = self._certain_runs()
-        self.apart = self._columns_apart()
 
     def _certain_runs(self) -> dict[int, int]:
         """Loops that certainly run in some kernel of their family, be it inlined into another loop.
@@ -47,36 +46,33 @@ class Traffic:
     @property
     def num_loops(self) -> int:
         """Generated kernels that the phase launches at least."""
-        plain = {i: k for i, k in self.runs.items() if i not in self.apart}
         groups: dict[Hashable, dict[int, int]] = {}
-        for i, group in self.apart.items():
+        for i, group in self._fusible_groups().items():
             groups.setdefault(group, {})[i] = self.runs[i]
-        return sum(self._kernels(plain).values()) + sum(map(self._longest_sequence, groups.values()))
+        return sum(map(self._longest_sequence, groups.values()))
 
-    def _columns_apart(self) -> dict[int, Hashable]:
-        """Per column reduction of the phase a group: fusion needs a shared buffer, and two groups can share none.
+    def _fusible_groups(self) -> dict[int, Hashable]:
+        """Per certain loop a group: fusion needs a shared buffer, and loops of two groups can share none.
 
-        A buffer that might be inlined counts as one with all that it is computed from.
+        A buffer that might be inlined counts as one with all that it is computed from; loops of one family that read
+        or make the same one may fuse, and with them what fuses with either.
         """
-        flow, phase, leader = self.flow, self.phase, {}
+        flow, forward_only = self.flow, all(self.flow.side[i] is not Side.BACKWARD for i in self.phase.ops)
+        loops = [i for i in self.family if not forward_only or flow.side[i] is not Side.BACKWARD]
+        inlined, fused = Classes(), Classes()
+        for i in loops:
+            if self._may_be_inlined(i):
+                inlined.unite([flow.makes[i][0], *flow.reads[i]])
+        for i in loops:
+            touched = (*flow.reads[i], *flow.makes[i])
+            fused.unite([("loop", i), *((self.family[i], inlined.of(buffer)) for buffer in touched)])
+        return {i: fused.of(("loop", i)) for i in self.runs}
 
-        def root(buffer: int) -> int:
-            while leader.setdefault(buffer, buffer) != buffer:
-                buffer = leader[buffer]
-            return buffer
-
-        columns = [i for i in self.family if _is_column(self.facts, i)]
-        for i in self.family:
-            is_inlined = (
-                flow.kind[i] is Kind.POINTWISE and len(flow.makes[i]) == 1 and i not in self.facts.always_stored
-            )
-            if is_inlined and i in phase.follows:
-                is_inlined = not is_stored(flow, phase, flow.makes[i][0])
-            if is_inlined or i in columns:
-                for buffer in flow.reads[i]:
-                    for made in flow.makes[i]:
-                        leader[root(buffer)] = root(made)
-        return {i: (self.family[i], root(flow.makes[i][0])) for i in columns if i in self.runs}
+    def _may_be_inlined(self, i: int) -> bool:
+        flow = self.flow
+        if flow.kind[i] is not Kind.POINTWISE or len(flow.makes[i]) != 1 or i in self.facts.always_stored:
+            return False
+        return i not in self.phase.follows or not is_stored(flow, self.phase, flow.makes[i][0])
 
     def _kernels(self, loops: Iterable[int]) -> dict[Hashable, int]:
         """Per family the kernels at least that these loops run in."""
@@ -123,41 +119,67 @@ class Traffic:
                     total += flow.size_bytes[buffer] * self.num_reads(buffer)
                 elif is_stored(flow, phase, buffer):
                     total += flow.size_bytes[buffer] * (1 + self.num_reads_after_loop(buffer, i))
-                elif flow.kind[i] is Kind.POINTWISE and len(flow.makes[i]) == 1:
+                elif self._may_be_inlined(i):
                     total += self._stored_or_repeated(buffer, flow.reads[i], in_memory, charged)
         return total
 
-    def _stored_or_repeated(
-        self, buffer: int, sources: Iterable[int], in_memory: set[int], charged: set[int]
-    ) -> int:  # fmt: skip
-        """Bytes for a value that several kernels need: written and read, or each of them reads what it is made from.
+    def _stored_or_repeated(self, buffer: int, sources: Iterable[int], in_memory: set[int], charged: set[int]) -> int:
+        """Bytes for a value that is written and read, or computed again from its sources by every kernel that needs it.
 
-        Charged to one source, of those ``in_memory`` and not yet ``charged``, beyond what its direct readers count.
+        Charged to one source, of those ``in_memory`` and not yet ``charged``, beyond what its direct readers count: for
+        a value that several kernels need, and for one that column reductions alone need, which share no kernel with
+        the source's other readers.
         """
         size, kernels = self.flow.size_bytes, self.num_reads(buffer)
-        repeated = {b: max(0, kernels - self.num_reads(b)) * size[b] for b in sources if b in in_memory - charged}
+        loops = self._loops_reading(buffer)
+        if kernels < 2 and not any(_is_column(self.facts, i) for i in loops):
+            return 0
+        if kernels < 2:
+            reads = {b: sum(self._kernels(self._loops_reading(b)).values()) + 1 for b in sources if b in in_memory}
+            reads = {b: n for b, n in reads.items() if not self._has_column_reader(b)}
+        else:
+            reads = dict.fromkeys((b for b in sources if b in in_memory), kernels)
+        repeated = {b: max(0, n - self.num_reads(b)) * size[b] for b, n in reads.items() if b not in charged}
         source = max(repeated, key=lambda b: (repeated[b], -b), default=None)
-        if kernels < 2 or source is None:
+        if source is None:
             return 0
         charged.add(source)
-        return min(kernels * size[buffer], repeated[source])
+        return min(max(2, kernels) * size[buffer], repeated[source])
+
+    def _has_column_reader(self, buffer: int) -> bool:
+        return any(_is_column(self.facts, i) for i in self._loops_reading(buffer))
+
+
+class Classes:
+    """Disjoint sets of hashable things (Galler and Fischer 1964)."""
+
+    def __init__(self):
+        self.leader: dict[Hashable, Hashable] = {}
+
+    def of(self, thing: Hashable) -> Hashable:
+        """What stands for the class of a thing."""
+        path = []
+        while self.leader.setdefault(thing, thing) != thing:
+            path.append(thing)
+            thing = self.leader[thing]
+        self.leader.update((passed, thing) for passed in path)
+        return thing
+
+    def unite(self, things: Sequence[Hashable]) -> None:
+        """Make one class of the things' classes."""
+        for thing in things[1:]:
+            self.leader[self.of(thing)] = self.of(things[0])
 
 
 def families(facts: FusionFacts) -> dict[int, Hashable]:
     """Per loop the family that its kernel belongs to: loops of two families never fuse."""
-    flow, leader = facts.flow, {}
-
-    def root(numel: int) -> int:
-        while leader.setdefault(numel, numel) != numel:
-            numel = leader[numel]
-        return numel
-
+    flow, numels = facts.flow, Classes()
     loops = [i for i in range(len(flow.nodes)) if flow.is_op[i] and flow.kind[i] in LOOPS]
     for i in loops:
         shape = facts.shape[i]
         if shape.inner > 1 and shape.reduces_rows:
-            leader[root(shape.numel)] = root(shape.outer)
-    return {i: facts.shape[i] if _is_column(facts, i) else root(facts.shape[i].outer) for i in loops}
+            numels.unite([shape.outer, shape.numel])
+    return {i: facts.shape[i] if _is_column(facts, i) else numels.of(facts.shape[i].outer) for i in loops}
 
 
 def _is_column(facts: FusionFacts, i: int) -> bool:
