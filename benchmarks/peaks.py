@@ -218,6 +218,11 @@ def in_child(task: str, name: str, arguments: Any, cache: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def not_run(kind: str, name: str, arguments: Any) -> Any:
+    """In place of a process where only what is stored is to be shown."""
+    raise subprocess.CalledProcessError(1, kind, stderr="not run yet")
+
+
 def task(kind: str, name: str, arguments: Any) -> Any:
     if kind == "plans":
         return plans_of(name)
@@ -234,7 +239,8 @@ class Bench:
 
     def __init__(self, store: Store, child: Callable[[str, str, Any], Any]):
         self.store, self.child = store, child
-        self.version = fingerprint(sources_hash(), sources(Path(__file__), *MODEL_SOURCES), torch.__version__)
+        asked = SHARES, NUM_BETWEEN, BELOW_FLOOR, ALL_RATIOS, RIGHT_WITH_DROPOUT
+        self.version = fingerprint(sources_hash(), sources(*MODEL_SOURCES), asked, torch.__version__)
 
     def kept(self, kind: str, name: str, key: str, arguments: Any) -> dict[str, Any]:
         """The result of a task from the store, or made now; a failure is told and not kept."""
@@ -245,7 +251,8 @@ class Bench:
                 made = self.child(kind, name.partition("--")[0], arguments)
             except subprocess.CalledProcessError as error:
                 last = (error.stderr.strip().splitlines() or ["no message"])[-1]
-                note(f"{name} {arguments}: failed: {last}")
+                if self.child is not not_run:
+                    note(f"{name} {arguments}: failed: {last}")
                 return {"error": last}
             found = self.store.write(name, key, made if isinstance(made, dict) else {"plans": made})
             note(f"{name} {arguments if arguments else ''}: {time.perf_counter() - started:.0f} s")
@@ -290,11 +297,15 @@ def note(text: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=list(RECIPES), help=f"{', '.join(RECIPES)}; all by default")
+    parser.add_argument("--stored", action="store_true", help="run nothing: print what is there, write no summary")
     parser.add_argument("--task", nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.task:
         kind, name, arguments = asked.task
         print(json.dumps(task(kind, name, json.loads(arguments))))
+        return
+    if asked.stored:
+        print(summary([Bench(STORE, not_run).record(name) for name in asked.models]))
         return
     with tempfile.TemporaryDirectory() as cache:
         bench, found = Bench(STORE, functools.partial(in_child, cache=cache)), []
