@@ -8,11 +8,14 @@ in the same plan, one simulation of a network of n equal layers measures n patte
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from recompile.planner.pool import Candidate
 from recompile.planner.segments import Segments
-from recompile.timeline import Timeline
+from recompile.timeline import Simulation, Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +35,13 @@ class Piece:
     needs_boundary: bool = False
     keeps_boundary: bool = True
 
-    def is_beaten_by(self, other: Piece) -> bool:
+    @property
+    def costs(self) -> tuple[float, ...]:
+        """What to have less of."""
         return (
-            other.saved_bytes <= self.saved_bytes
-            and other.seconds <= self.seconds
-            and other.forward_bytes <= self.forward_bytes
-            and other.backward_bytes <= self.backward_bytes
-            and other.needs_boundary <= self.needs_boundary
-            and other.keeps_boundary >= self.keeps_boundary
-        )
+            self.saved_bytes, self.seconds, self.forward_bytes, self.backward_bytes, self.needs_boundary,
+            not self.keeps_boundary,
+        )  # fmt: skip
 
 
 class Library:
@@ -51,22 +52,14 @@ class Library:
         self.segments = segments
         self.pieces: dict[str, dict[tuple[frozenset[int], bool], Piece]] = {kind: {} for kind in segments.kind}
         self.gradient_bytes = gradients_of_later_segments(timeline, segments)
+        self._best: dict[str, list[Piece]] = {}
+        self._segment_of_node = np.array(segments.of_node)
 
     def measure(self, candidate: Candidate) -> None:
         """Add the pieces of a plan, but for those beside a boundary that it rebuilds."""
         segments, flow, count = self.segments, self.timeline.flow, len(self.segments)
         kept_bytes = self._kept_bytes(candidate.saved)
-        earlier = [0]
-        for held in kept_bytes:
-            earlier.append(earlier[-1] + held)
-        seconds, forward, backward = [0.0] * count, [0] * count, [0] * count
-        for moment in candidate.simulation.moments:
-            k = segments.of_node[moment.node]
-            seconds[k] += moment.seconds
-            if moment.phase == "forward":
-                forward[k] = max(forward[k], moment.live_bytes - earlier[k])
-            else:
-                backward[k] = max(backward[k], moment.live_bytes - earlier[k] - self.gradient_bytes[k])
+        seconds, forward, backward = self._read_off(candidate.simulation, kept_bytes)
         kept = [False, *(b in candidate.saved for b in segments.boundaries), False]
         rebuilt = [False, *(flow.op[b] in candidate.recomputed for b in segments.boundaries), False]
         for k in range(count):
@@ -77,21 +70,30 @@ class Library:
                 )  # fmt: skip
                 self._add(segments.kind[k], piece)
 
+    def _read_off(self, simulation: Simulation, kept_bytes: list[int]) -> tuple[list[float], list[int], list[int]]:
+        """Per segment: seconds, and the most bytes beyond what is not its own, in forward and in backward."""
+        count, place = len(kept_bytes), self._segment_of_node[list(simulation.nodes)]
+        earlier = np.cumsum([0, *kept_bytes])[:-1]
+        own = np.array(simulation.live_bytes) - earlier[place]
+        is_forward = np.arange(len(place)) < simulation.num_forward
+        own[~is_forward] -= np.array(self.gradient_bytes)[place[~is_forward]]
+        forward, backward = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+        np.maximum.at(forward, place[is_forward], own[is_forward])
+        np.maximum.at(backward, place[~is_forward], own[~is_forward])
+        seconds = np.bincount(place, weights=simulation.seconds, minlength=count)
+        return seconds.tolist(), forward.tolist(), backward.tolist()
+
     def best_of(self, kind: str) -> list[Piece]:
         """The pieces that no other beats in all respects, in a fixed order."""
-        ordered = sorted(
-            self.pieces[kind].values(),
-            key=lambda p: (p.saved_bytes, p.seconds, p.backward_bytes, p.needs_boundary, sorted(p.pattern)),
-        )
-        best: list[Piece] = []
-        for piece in ordered:
-            if not any(piece.is_beaten_by(other) for other in best):
-                best.append(piece)
-        return best
+        if kind not in self._best:
+            pieces = sorted(self.pieces[kind].values(), key=lambda piece: (piece.costs, sorted(piece.pattern)))
+            self._best[kind] = [piece for piece, keep in zip(pieces, unbeaten(pieces), strict=True) if keep]
+        return self._best[kind]
 
     def _add(self, kind: str, piece: Piece) -> None:
-        known = self.pieces[kind].get((piece.pattern, piece.needs_boundary), piece)
-        self.pieces[kind][piece.pattern, piece.needs_boundary] = Piece(
+        key = (piece.pattern, piece.needs_boundary)
+        known = self.pieces[kind].get(key)
+        careful = piece if known is None else Piece(
             piece.pattern,
             max(piece.saved_bytes, known.saved_bytes),
             max(piece.seconds, known.seconds),
@@ -99,7 +101,10 @@ class Library:
             max(piece.backward_bytes, known.backward_bytes),
             piece.needs_boundary,
             piece.keeps_boundary,
-        )
+        )  # fmt: skip
+        if careful != known:
+            self.pieces[kind][key] = careful
+            self._best.pop(kind, None)
 
     def _kept_bytes(self, saved: frozenset[int]) -> list[int]:
         flow, segments = self.timeline.flow, self.segments
@@ -109,6 +114,18 @@ class Library:
             if not flow.is_input[buffer]:
                 kept[segments.of_node[buffer]] += flow.size_bytes[buffer]
         return kept
+
+
+def unbeaten(pieces: Sequence[Piece]) -> list[bool]:
+    """Which pieces, sorted by their costs, no earlier one equals or betters in every cost."""
+    costs = np.array([piece.costs for piece in pieces], dtype=float).reshape(len(pieces), -1)
+    kept: list[int] = []
+    keep = []
+    for k, row in enumerate(costs):
+        keep.append(not (costs[kept] <= row).all(axis=1).any() if kept else True)
+        if keep[-1]:
+            kept.append(k)
+    return keep
 
 
 def gradients_of_later_segments(timeline: Timeline, segments: Segments) -> list[int]:
