@@ -188,7 +188,9 @@ class Subject:
         found = self.store.load(name, key)
         if found is None:
             self.note(f"{name} {key}: a new program")
-            made = recompile.gpu.program_for(*halves, self.trace, self.hardware, None, patches)
+            made = recompile.gpu.program_for(
+                *halves, self.trace, self.hardware, None, patches, short_lives=by == "recompile"
+            )
             found = self.store.write(name, key, {
                 "code_bytes": made.peak_bytes + self.fixed_bytes,
                 "est_bytes": made.estimated_peak_bytes + self.fixed_bytes,

@@ -174,14 +174,18 @@ def program_for(
     hardware: Hardware,
     chip: Chip | None = None,
     inductor: Mapping[str, Any] | None = None,
+    short_lives: bool = True,
 ) -> Program:
     """Inductor's program for the two halves of a traced step, as ``trace.split`` returns them; they are not changed.
 
     ``hardware`` prices the kernels. ``inductor``: Inductor's options; ``recompile`` sets allow_buffer_reuse=False
     wherever there is a memory budget (``recompile.backend.inductor_patches``), so give that here too.
+    ``short_lives``: without the fusions that ``recompile`` keeps Inductor from making; False for Inductor by itself.
     """
     chip = chip or chip_for(hardware.name)
-    compiled = functools.partial(lower, chip=chip, state=trace.state, config_patches=dict(inductor or {}))
+    compiled = functools.partial(
+        lower, chip=chip, state=trace.state, config_patches=dict(inductor or {}), short_lives=short_lives
+    )
     lowered_forward = compiled(
         copied(forward),
         values_of(forward),

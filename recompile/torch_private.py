@@ -252,12 +252,14 @@ def compile_with_inductor(
     model: fx.GraphModule, inputs: list[Any], config_patches: dict[str, Any], partitioner: CustomPartitionerFn | None
 ) -> Any:
     """Inductor's own entry, with options for this compilation and, for training, a partitioner."""
-    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-    patches = dict(config_patches)
-    if partitioner is not None:
-        patches["custom_partitioner_fn"] = partitioner
-    return compile_fx(model, inputs, config_patches=patches)
+    if partitioner is None:
+        return compile_fx(model, inputs, config_patches=dict(config_patches))
+    from recompile.torch_private_fusion import with_short_lives
+
+    patches = {**config_patches, "custom_partitioner_fn": partitioner}
+    return compile_fx(model, inputs, inner_compile=with_short_lives(compile_fx_inner), config_patches=patches)
 
 
 def inductor_mode_options(mode: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import torch._inductor.config as inductor_config
 import torch.fx as fx
 from torch._inductor import compile_fx, ir
 from torch._inductor import utils as inductor_utils
+from torch._inductor.choices import InductorChoices
 from torch._inductor.debug import DebugContext
 from torch._inductor.graph import GraphLowering
 from torch._inductor.memory import prepare_planning_info
@@ -24,10 +25,12 @@ from torch._inductor.scheduler import (
     FusedSchedulerNode,
     NopKernelSchedulerNode,
 )
+from torch._inductor.virtualized import V
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 
 from recompile.chip import Chip
+from recompile.torch_private_fusion import choices
 from recompile.torch_private_gpu import absent_gpu
 from recompile.versions import parse_release
 
@@ -103,6 +106,7 @@ def lower(
     user_visible_outputs: Sequence[int],
     static_inputs: Sequence[int],
     config_patches: Mapping[str, Any],
+    short_lives: bool = True,
 ) -> Lowered:
     """Inductor's program for a graph whose values lie on ``GPU``. The module is changed: Inductor's passes edit it.
 
@@ -119,6 +123,7 @@ def lower(
         "graph_id": 0,
     }
     with (
+        V.set_choices_handler(choices() if short_lives else InductorChoices()),
         absent_gpu(chip),
         inductor_config.patch({**config_patches, **LOWERING_PATCHES}),
         state.entered(),
