@@ -17,8 +17,10 @@ is rebuilt twice, so that the smallest peak of N equal layers grows as sqrt(N).
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterable
+import gc
+from collections.abc import Iterable, Iterator
 
 from recompile.errors import PlanError
 from recompile.hardware import Hardware
@@ -48,10 +50,11 @@ NUM_TURNED_CUTS = 5
 # How many neighbouring segments a piece covers: with more than one, boundaries between them may be rebuilt too.
 STRIDES_MIXED = (1, 2, 4, 8)
 # Peaks, evenly spaced, for which the best mixture of pieces is simulated whatever budget is asked.
-NUM_LIMITS = 24
+NUM_LIMITS = 20
 FLOOR_STEP_SHARE = 0.02
-# Mixtures tried for one peak: each aims as far from it as the one before was off.
-MOST_CORRECTIONS = 4
+# Mixtures tried for one of those, and for the peak that is asked: each aims as far from it as the one before was off.
+NUM_TRIES = 2
+NUM_TRIES_WHEN_ASKED = 4
 CLOSE_SHARE = 0.005
 # A plan that leaves more than this of a budget unused is looked at again.
 UNUSED_SHARE = 0.02
@@ -74,6 +77,10 @@ class Search:
     """One graph's pool of plans and the ways to extend it."""
 
     def __init__(self, joint: JointGraph, hardware: Hardware):
+        with collector_paused():
+            self._explore(joint, hardware)
+
+    def _explore(self, joint: JointGraph, hardware: Hardware) -> None:
         self.pool = Pool(Timeline(joint, hardware))
         flow = self.pool.timeline.flow
         self.network = cut_network(joint, flow, hardware)
@@ -104,7 +111,7 @@ class Search:
         pool = self.pool.copied()
         if limit is not None:
             for library in self.libraries:
-                mix(pool, library, limit)
+                mix(pool, library, limit, NUM_TRIES_WHEN_ASKED)
             if pool.fastest_within(limit).peak_bytes < (1 - UNUSED_SHARE) * limit:
                 self._fill_gap_at(pool, limit)
         chosen = pool.fastest_within(limit)
@@ -145,7 +152,7 @@ class Search:
     def _mix_at(self, limit: int) -> int:
         """Mix with every library for a peak, learn from what was tried, and return the smallest peak so far."""
         for library in self.libraries:
-            for candidate in mix(self.pool, library, limit):
+            for candidate in mix(self.pool, library, limit, NUM_TRIES):
                 self._learn_from(candidate)
         return self.pool.frontier()[0].peak_bytes
 
@@ -164,11 +171,11 @@ class Search:
                 return
 
 
-def mix(pool: Pool, library: Library, limit: int) -> list[Candidate]:
-    """Add the best mixture of pieces for a peak to the pool, corrected by what its simulation says; the plans tried."""
+def mix(pool: Pool, library: Library, limit: int, num_tries: int) -> list[Candidate]:
+    """Add the best mixtures of pieces for a peak to the pool, each corrected by the last one's simulation."""
     aim, segments, tried = limit, library.segments, []
     choices = [library.best_of(kind) for kind in segments.kind]
-    for _ in range(MOST_CORRECTIONS):
+    for _ in range(num_tries):
         mixture = fastest_mixture(choices, library.gradient_bytes, aim)
         if mixture is None:
             break
@@ -178,6 +185,18 @@ def mix(pool: Pool, library: Library, limit: int) -> list[Candidate]:
             break
         aim += limit - tried[-1].peak_bytes
     return tried
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """No garbage collection meanwhile: there are no cycles to collect, and each pass walks all of a traced model."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def spread(items: list, count: int) -> list:
