@@ -25,6 +25,7 @@ from recompile.hardware import named_hardware
 from recompile.torch_private_gpu import GPU, absent_gpu, cudnn_format, device_guards
 from recompile.torch_private_lowering import HOLDS_TANGENTS
 from recompile.trace import trace_step
+from tests.whole.models import TwoTraversals
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 H100 = named_hardware()["h100"]
@@ -403,25 +404,10 @@ def test_an_embeddings_gradient_is_predicted_without_a_copy_of_its_zeros():
     assert explanation.peak_bytes == pytest.approx(4 * 4096 * 256, rel=0.1)
 
 
-class Traversed(nn.Module):
-    """Four feed-forward blocks with a residual connection each, traversed twice with the same weights."""
-
-    def __init__(self):
-        super().__init__()
-        self.norms = nn.ModuleList(nn.LayerNorm(64) for _ in range(4))
-        self.ups = nn.ModuleList(nn.Linear(64, 256) for _ in range(4))
-        self.downs = nn.ModuleList(nn.Linear(256, 64) for _ in range(4))
-
-    def forward(self, x):
-        for norm, up, down in 2 * list(zip(self.norms, self.ups, self.downs, strict=True)):
-            x = x + down(F.gelu(up(norm(x))))
-        return x.square().mean()
-
-
 def test_gradients_of_a_first_use_do_not_wait_for_those_of_the_second():
     """Inductor by itself sums the bias gradients of both uses in one kernel, and all that the first sum reads waits."""
     with torch.device("meta"):
-        model, x = Traversed(), torch.empty(4096, 64)
+        model, x = TwoTraversals(64, num_blocks=4, dropout=0.0), torch.empty(1, 4096, 64)
     run = dry_run(model, (x,), memory_budget=0.0, hardware="h100")
     wide_bytes, program = 4096 * 256 * 4, run.program
     assert program.peak_bytes <= run.report.peak_bytes * 1.02
