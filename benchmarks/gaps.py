@@ -62,7 +62,7 @@ def rows_of(name: str) -> list[Row]:
     """A step at every budget."""
     joint = joint_graph(name)
     search = search_of(joint, HARDWARE)
-    frontier = search.frontier(len(SHARES))
+    frontier = search.pool.frontier()
     certificate = Certificate(search.pool.timeline)
     smallest, largest = frontier[0].peak_bytes, frontier[-1].peak_bytes
     rows = []
