@@ -25,7 +25,6 @@ from recompile.hardware import named_hardware
 from recompile.torch_private_gpu import GPU, absent_gpu, cudnn_format, device_guards
 from recompile.torch_private_lowering import HOLDS_TANGENTS
 from recompile.trace import trace_step
-from tests.whole.models import TwoTraversals
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 H100 = named_hardware()["h100"]
@@ -402,13 +401,3 @@ def test_an_embeddings_gradient_is_predicted_without_a_copy_of_its_zeros():
     explanation = recompile.plan(model, tokens, hardware="h100")
     assert explanation.peak_bytes == pytest.approx(explanation.program.peak_bytes, rel=0.01)
     assert explanation.peak_bytes == pytest.approx(4 * 4096 * 256, rel=0.1)
-
-
-def test_gradients_of_a_first_use_do_not_wait_for_those_of_the_second():
-    """Inductor by itself sums the bias gradients of both uses in one kernel, and all that the first sum reads waits."""
-    with torch.device("meta"):
-        model, x = TwoTraversals(64, num_blocks=4, dropout=0.0), torch.empty(1, 4096, 64)
-    run = dry_run(model, (x,), memory_budget=0.0, hardware="h100")
-    wide_bytes, program = 4096 * 256 * 4, run.program
-    assert program.peak_bytes <= run.report.peak_bytes * 1.02
-    assert program.peak_bytes < 8 * wide_bytes  # one block's working set and a narrow value per block, not eight blocks

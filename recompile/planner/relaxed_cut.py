@@ -117,7 +117,7 @@ class CutSolver:
         """The least cost, rounded down, and per vertex whether it is on the sink's side.
 
         Of the cheapest cuts the one nearest the sink is taken: what nothing needs is neither saved nor held in it.
-        ."""
+        """
         finite = np.isfinite(costs)
         total = float(costs[finite].sum())
         factor = LARGEST_TOTAL / total if total > 0 else 0.0
