@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from recompile.rules import is_random
 from recompile.sizes import Sizes, symbols_in
 from recompile.timeline import Timeline
 from recompile.torch_private import (
+    Compilation,
     CustomPartitionerFn,
     compilation_at_hand,
     compile_with_inductor,
@@ -35,7 +37,9 @@ from recompile.torch_private import (
     size_symbols,
     upper_bounds,
 )
+from recompile.torch_private_emitted import Emitted
 from recompile.units import format_bytes
+from recompile.verification import NUM_TRIES, keeping_back, program_bytes, program_over, refusal
 
 log = logging.getLogger("recompile")
 
@@ -60,25 +64,57 @@ def recompile(
     parsed = parsed.with_auto_resolved(device)
     compilation = compilation_at_hand()
     has_grown = has_outgrown(size_symbols(symbolic(example_inputs)), records.limits_of(compilation))
-    partitioner = Partitioner(parsed, resolve_hardware(parsed.hardware, device), has_grown)
-    patches, inputs, ended_by = inductor_patches(parsed), list(example_inputs), graph_break_of(model)
-    num_loaded = num_cached_codes_loaded()
-    with records.recording() as graphs, recorded_cache_keys() as keys:
-        compiled = compile_with_inductor(model, inputs, patches, partitioner)
-    was_cached = num_cached_codes_loaded() > num_loaded  # then the partitioner was not called
-    bounds = upper_bounds(symbolic(example_inputs))  # they tell apart what one key holds for several sizes
-    if graphs and keys:
-        records.store(keys[0], bounds, graphs)
-    elif was_cached and keys:
-        graphs = records.load(keys[0], bounds) or []
-    shown = tuple(replace(graph, ended_by=ended_by) for graph in graphs)
-    record = records.Record(compilation, shown, missing=was_cached and not graphs)
+    hardware = resolve_hardware(parsed.hardware, device)
+    attempt = functools.partial(compiled_once, model, list(example_inputs), compilation, hardware, device, has_grown)
+    compiled, record = within_budget(attempt, parsed)
     records.attach(record)
     if parsed.verbose:
         for graph in record.graphs:
             peak, budget = format_bytes(graph.peak_bytes), graph.budget
             log.warning("recompile: predicted peak %s with memory_budget=%s", peak, budget)
     return compiled
+
+
+def within_budget(attempt: Callable[[Options], tuple[Any, records.Record]], asked: Options) -> tuple[Any, Any]:
+    """Compiled code whose program keeps a budget in bytes, and its record: planned again where one does not.
+
+    Raises BudgetError when no plan fits, or the program of the smallest one does not.
+    """
+    options, predicted = asked, None
+    for tries_left in reversed(range(NUM_TRIES)):
+        compiled, record = attempt(options)
+        over = program_over(record.graphs, options)
+        if over is None:
+            return compiled, record
+        if over.peak_bytes == predicted:
+            break  # the smallest plan already
+        options, predicted = keeping_back(options, over, is_last=tries_left == 1), over.peak_bytes
+    raise refusal(asked, over)
+
+
+def compiled_once(
+    model: fx.GraphModule, inputs: list[Any], compilation: Compilation, hardware: Hardware, device: torch.device,
+    has_grown: bool, options: Options,
+) -> tuple[Any, records.Record]:  # fmt: skip
+    """One plan compiled, or found in a cache, and its record; with a budget in bytes the program's peak is in it."""
+    partitioner, emitted = Partitioner(options, hardware, has_grown), Emitted()
+    num_loaded = num_cached_codes_loaded()
+    is_checked = isinstance(options.memory_budget, int)
+    with records.recording() as graphs, recorded_cache_keys() as keys:
+        patches = inductor_patches(options)
+        compiled = compile_with_inductor(model, inputs, patches, partitioner, emitted if is_checked else None)
+    was_cached = num_cached_codes_loaded() > num_loaded  # then the partitioner was not called
+    if is_checked and len(graphs) == 1:
+        peak_bytes = program_bytes(emitted.forward, emitted.backward, device)
+        graphs = [replace(graphs[0], program_bytes=peak_bytes)]
+    bounds = upper_bounds(symbolic(inputs))  # they tell apart what one key holds for several sizes
+    if graphs and keys:
+        records.store(keys[0], bounds, graphs)
+    elif was_cached and keys:
+        graphs = records.load(keys[0], bounds) or []
+    ended_by = graph_break_of(model)
+    shown = tuple(replace(graph, ended_by=ended_by) for graph in graphs)
+    return compiled, records.Record(compilation, shown, missing=was_cached and not graphs)
 
 
 def needs_gradient(model: fx.GraphModule, inputs: Sequence[Any]) -> bool:

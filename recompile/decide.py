@@ -27,14 +27,27 @@ def decide(joint: JointGraph, hardware: Hardware, options: Options) -> tuple[Pla
     """
     planner = options.planner_function()
     try:
-        budget = resolve_budget(options.memory_budget, joint, hardware, planner)
-        plan = planner(joint, hardware, budget)
+        budget = resolve_budget(options, joint, hardware, planner)
+        plan, budget = plan_within(planner, joint, hardware, budget, options)
     except BudgetError as error:
         raise (with_margin(error, options) if isinstance(options.memory_budget, int) else error) from None
     finally:
         forget()
     check_plan(joint, plan, budget, options.planner_name())
     return with_bounds(joint, hardware, plan, budget), budget
+
+
+def plan_within(
+    planner, joint: JointGraph, hardware: Hardware, budget: Budget, options: Options
+) -> tuple[Plan, Budget]:
+    """A plan within the budget; the smallest where only what is kept back for the program's sake stands against it."""
+    try:
+        return planner(joint, hardware, budget), budget
+    except BudgetError as refused:
+        if not options.kept_back or refused.floor_bytes > predicted_bytes_within(options.memory_budget):
+            raise
+        smallest = Budget(refused.floor_bytes)
+        return planner(joint, hardware, smallest), smallest
 
 
 def with_bounds(joint: JointGraph, hardware: Hardware, plan: Plan, budget: Budget) -> Plan:
@@ -60,18 +73,24 @@ def with_margin(error: BudgetError, options: Options) -> BudgetError:
     )
 
 
-def resolve_budget(memory_budget: float | int | None, joint: JointGraph, hardware: Hardware, planner) -> Budget:
-    """Bytes less the margin; a share f is floor + f x (peak of the fastest plan - floor), both by the planner."""
+def resolve_budget(options: Options, joint: JointGraph, hardware: Hardware, planner) -> Budget:
+    """Bytes less what is kept back; a share f is floor + f x (fastest plan's peak - floor), both by the planner."""
+    memory_budget = options.memory_budget
     if memory_budget is None:
         return Budget(None)
     if isinstance(memory_budget, int):
-        return Budget(math.floor(memory_budget / (1 + PREDICTION_MARGIN)))
+        return Budget(max(0, predicted_bytes_within(memory_budget) - options.kept_back))
     fastest = planner(joint, hardware, Budget(None)).peak_bytes
     try:
         floor = planner(joint, hardware, Budget(0)).peak_bytes
     except BudgetError as error:
         floor = error.floor_bytes
     return Budget(floor + int(memory_budget * (fastest - floor)))
+
+
+def predicted_bytes_within(memory_budget: int) -> int:
+    """The largest predicted peak that a budget in bytes admits: the budget less the margin."""
+    return math.floor(memory_budget / (1 + PREDICTION_MARGIN))
 
 
 def check_plan(joint: JointGraph, plan: Plan, budget: Budget, name: str) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -31,11 +30,11 @@ from recompile.hardware import Hardware
 from recompile.hardware import resolve as resolve_hardware
 from recompile.joint import Kind
 from recompile.options import Options
-from recompile.replay import Block, ExternSizes, Run, block_of, kernel_sources, replay
+from recompile.replay import ExternSizes, Run, kernel_sources
 from recompile.report.explanation import GraphReport
-from recompile.torch_private import is_tangent
+from recompile.step_memory import Half, given_to, is_saved, placeholders, replay_step, scratch_bytes
 from recompile.torch_private_gpu import compile_kernel
-from recompile.torch_private_lowering import HOLDS_TANGENTS, Lowered, LoweredKernel, lower
+from recompile.torch_private_lowering import Lowered, LoweredKernel, lower
 from recompile.trace import JointTrace, trace_step
 from recompile.work import kind_of, work_of
 
@@ -188,7 +187,7 @@ def program_for(
     )
     lowered_forward = compiled(
         copied(forward),
-        values_of(forward),
+        [node.meta["val"] for node in placeholders(forward)],
         is_backward=False,
         user_visible_outputs=trace.user_visible_outputs,
         static_inputs=trace.static_inputs,
@@ -198,25 +197,23 @@ def program_for(
     lowered_backward = compiled(
         copied(backward), inputs, is_backward=True, user_visible_outputs=(), static_inputs=range(num_saved)
     )
-    return assemble(forward, backward, trace.num_fwd_outputs, (lowered_forward, lowered_backward), hardware, chip)
+    return assemble(forward, backward, (lowered_forward, lowered_backward), hardware, chip)
 
 
 def assemble(
     forward: fx.GraphModule,
     backward: fx.GraphModule,
-    num_fwd_outputs: int,
     lowered: tuple[Lowered, Lowered],
     hardware: Hardware,
     chip: Chip,
 ) -> Program:
     """Replay both programs, the second from where the first left off, and price their kernels."""
     first, second = lowered
-    run_forward = replay(first.source, [None] * len(values_of(forward)), extern_sizes(first))
-    outputs, saved = run_forward.returned[:num_fwd_outputs], run_forward.returned[num_fwd_outputs:]
-    inputs = backward_blocks(backward, saved)
-    tangents = [block for node, block in zip(placeholders(backward), inputs, strict=True) if is_tangent(node)]
-    held = [*outputs, *(tangents if HOLDS_TANGENTS else [])]  # forward's caller has its outputs
-    run_backward = replay(second.source, inputs, extern_sizes(second), [block for block in held if block is not None])
+    runs = replay_step(
+        Half(first.source, given_to(forward), extern_sizes(first)),
+        Half(second.source, given_to(backward), extern_sizes(second)),
+    )
+    run_forward, run_backward = runs.forward, runs.backward
     kernels = [
         *priced(run_forward, first, "forward", hardware),
         *priced(run_backward, second, "backward", hardware),
@@ -227,21 +224,13 @@ def assemble(
         forward_peak_bytes=run_forward.peak_bytes,
         backward_peak_bytes=run_backward.peak_bytes,
         estimated_peak_bytes=max(first.estimated_peak_bytes, second.estimated_peak_bytes),
-        saved_bytes=sum(block.num_bytes for block in {*saved} - {*outputs} if block is not None),
+        saved_bytes=runs.saved_bytes,
         forward_source=first.source,
         backward_source=second.source,
     )
 
 
 # Between forward and backward
-
-
-def placeholders(module: fx.GraphModule) -> list[fx.Node]:
-    return module.graph.find_nodes(op="placeholder")
-
-
-def values_of(module: fx.GraphModule) -> list[Any]:
-    return [node.meta["val"] for node in placeholders(module)]
 
 
 def copied(module: fx.GraphModule) -> fx.GraphModule:
@@ -268,53 +257,9 @@ def restrided(backward: fx.GraphModule, strides: Sequence[tuple[int, ...] | None
     return inputs
 
 
-def backward_blocks(backward: fx.GraphModule, saved: Sequence[Block | None]) -> list[Block | None]:
-    """The block behind each of backward's arguments: what forward saved, in order, and new ones for the tangents."""
-    nodes, remaining = placeholders(backward), iter(saved)
-    num_taken = sum(map(is_saved, nodes))
-    if num_taken != len(saved):
-        raise ValueError(
-            f"forward saves {len(saved)} values, backward takes {num_taken} beside tangents and generators"
-        )
-    blocks = []
-    for node in nodes:
-        if is_tangent(node):
-            blocks.append(block_of(node.meta["val"].untyped_storage().nbytes()))
-        else:
-            blocks.append(next(remaining) if is_saved(node) else None)
-    return blocks
-
-
-def is_saved(node: fx.Node) -> bool:
-    """Whether a placeholder of backward takes what forward saved: it is no tangent and no random generator."""
-    return not is_tangent(node) and not isinstance(node.meta["val"], torch.Generator)
-
-
-# Library calls
-
-
 def extern_sizes(lowered: Lowered) -> ExternSizes:
     scratch = {name: scratch_bytes(op) for name, op in lowered.extern_ops.items()}
     return ExternSizes(lowered.result_bytes, scratch)
-
-
-def scratch_bytes(node: fx.Node) -> int:
-    """Bytes that a library call allocates and frees within itself: known for flash attention's backward alone.
-
-    ``mha_bwd`` in aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp: float32 sums for the query's
-    gradient and a float32 a row, rows rounded up to 128 and heads to 32 (64 above 128); with grouped queries, gradients
-    of keys and values for each query head.
-    """
-    if node.target is not torch.ops.aten._scaled_dot_product_flash_attention_backward.default:
-        return 0
-    query, key = node.args[1].meta["val"], node.args[2].meta["val"]
-    batch, heads, length, head_dim = query.shape
-    rows = math.ceil(length / 128) * 128
-    step = 32 if head_dim <= 128 else 64
-    sums = 4 * batch * heads * rows * (math.ceil(head_dim / step) * step + 1)
-    key_heads, key_length = key.shape[1], key.shape[2]
-    expanded = 2 * batch * key_length * heads * head_dim * key.dtype.itemsize if key_heads != heads else 0
-    return sums + expanded
 
 
 # Prices

@@ -40,6 +40,7 @@ class Options:
     reserve: int = 0
     verbose: bool = False
     inductor: tuple[tuple[str, Any], ...] = ()
+    kept_back: int = 0  # bytes of a budget in bytes that Inductor's program took beyond the prediction; not an option
 
     @classmethod
     def parse(cls, options: Mapping[str, Any] | None = None, mode: str | None = None) -> Options:
@@ -101,6 +102,7 @@ class Options:
             repr(self.memory_budget),
             planner_key(self.planner),
             repr(self.reserve),
+            repr(self.kept_back),
             registry.fingerprint(),
         ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -8,8 +8,6 @@ import contextvars
 import hashlib
 import json
 import logging
-import os
-import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +16,7 @@ from typing import Any
 
 from recompile.report.explanation import SCHEMA_VERSION, GraphReport
 from recompile.torch_private import Compilation, compilations_of, record_dir
+from recompile.whole_file import write_whole
 
 _recording: contextvars.ContextVar[list[GraphReport] | None] = contextvars.ContextVar("recording", default=None)
 ATTRIBUTE = "_recompile_records"
@@ -112,12 +111,8 @@ def store(key: str, bounds: Sequence[str], graphs: Sequence[GraphReport]) -> Non
 
     ``key`` and ``bounds``, the largest symbolic sizes that its guards allow, tell compiled code apart.
     """
-    folder = record_dir()
-    folder.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=folder, suffix=".tmp")
-    with os.fdopen(handle, "w") as file:
-        json.dump({"schema": SCHEMA_VERSION, "graphs": [graph.to_json() for graph in graphs]}, file)
-    os.replace(name, folder / file_name(key, bounds))
+    text = json.dumps({"schema": SCHEMA_VERSION, "graphs": [graph.to_json() for graph in graphs]})
+    write_whole(record_dir() / file_name(key, bounds), text)
 
 
 def file_name(key: str, bounds: Sequence[str]) -> str:

@@ -45,6 +45,25 @@ class Block:
 
 
 @dataclass(frozen=True)
+class Allocator:
+    """What a program's allocations cost: the call that is counted, and what bytes are rounded up to."""
+
+    function: str
+    block_bytes: int
+
+    def rounded(self, num_bytes: int) -> int:
+        """The bytes of the block that is handed out for ``num_bytes``; nothing for nothing."""
+        return -(-num_bytes // self.block_bytes) * self.block_bytes
+
+    def block_of(self, num_bytes: int) -> Block:
+        return Block(self.rounded(num_bytes))
+
+
+CUDA = Allocator("empty_strided_cuda", BLOCK_BYTES)
+CPU = Allocator("empty_strided_cpu", 1)  # recompile.measure counts the bytes that were asked for
+
+
+@dataclass(frozen=True)
 class Launch:
     """A call in the program that runs something on the device.
 
@@ -80,17 +99,12 @@ class ExternSizes:
     scratch: Mapping[str, int] = field(default_factory=dict)
 
 
-def rounded(num_bytes: int) -> int:
-    """The bytes of the block that the caching allocator hands out for ``num_bytes``; nothing for nothing."""
-    return -(-num_bytes // BLOCK_BYTES) * BLOCK_BYTES
-
-
-def block_of(num_bytes: int) -> Block:
-    return Block(rounded(num_bytes))
-
-
 def replay(
-    source: str, inputs: Sequence[Block | None], sizes: ExternSizes = ExternSizes(), held: Iterable[Block] = ()
+    source: str,
+    inputs: Sequence[Block | None],
+    sizes: ExternSizes = ExternSizes(),
+    held: Iterable[Block] = (),
+    allocator: Allocator = CUDA,
 ) -> Run:
     """Go through the ``call`` of the program ``source``.
 
@@ -98,7 +112,7 @@ def replay(
     ``held``: blocks that the caller keeps alive meanwhile; they are counted. Raises ReplayError for a statement without
     a rule, or a library call that ``sizes`` does not know.
     """
-    return _Replay(inputs, sizes, held).run(call_of(source))
+    return _Replay(inputs, sizes, held, allocator).run(call_of(source))
 
 
 def call_of(source: str) -> ast.FunctionDef:
@@ -127,8 +141,9 @@ def dotted(node: ast.expr) -> str:
 class _Replay:
     """The state of one replay: which blocks each name leads to, and how often each block is led to."""
 
-    def __init__(self, inputs: Sequence[Block | None], sizes: ExternSizes, held: Iterable[Block]):
+    def __init__(self, inputs: Sequence[Block | None], sizes: ExternSizes, held: Iterable[Block], allocator: Allocator):
         self.sizes = sizes
+        self.allocator = allocator
         self.blocks: dict[str, tuple[Block | None, ...]] = {}  # a tensor leads to one block, a tuple to several
         self.num_holders: Counter[Block] = Counter()
         self.live_bytes = self.peak_bytes = 0
@@ -192,17 +207,17 @@ class _Replay:
         if not isinstance(value, ast.Call):
             return self._value(value)
         function = dotted(value.func)
-        if function == "empty_strided_cuda":
-            return (block_of(strided_bytes(value)),)
+        if function == self.allocator.function:
+            return (self.allocator.block_of(strided_bytes(value)),)
         if function in READS_NO_MEMORY:
             return (None,)
         if function == "reinterpret_tensor":
             return self._value(value)
         if name not in self.sizes.results:
             raise no_rule(value, f"nothing is known about what it allocates for {name}")
-        blocks = tuple(block_of(num_bytes) for num_bytes in self.sizes.results[name])
+        blocks = tuple(self.allocator.block_of(num_bytes) for num_bytes in self.sizes.results[name])
         self._hold(blocks)
-        self._launch(value, (name,), rounded(self.sizes.scratch.get(name, 0)))
+        self._launch(value, (name,), self.allocator.rounded(self.sizes.scratch.get(name, 0)))
         self._release(blocks)
         return blocks
 

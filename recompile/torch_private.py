@@ -249,17 +249,30 @@ def upper_bounds(inputs: Iterable[Any]) -> tuple[str, ...]:
 
 
 def compile_with_inductor(
-    model: fx.GraphModule, inputs: list[Any], config_patches: dict[str, Any], partitioner: CustomPartitionerFn | None
+    model: fx.GraphModule,
+    inputs: list[Any],
+    config_patches: dict[str, Any],
+    partitioner: CustomPartitionerFn | None,
+    emitted: Any = None,
 ) -> Any:
-    """Inductor's own entry, with options for this compilation and, for training, a partitioner."""
+    """Inductor's own entry, with options for this compilation and, for training, a partitioner.
+
+    ``emitted`` (a ``torch_private_emitted.Emitted``) takes the programs of both halves; backward is compiled at once
+    then, where AOTAutograd would wait for the first call of it.
+    """
+    from torch._functorch import config as functorch_config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     if partitioner is None:
         return compile_fx(model, inputs, config_patches=dict(config_patches))
+    from recompile.torch_private_emitted import recording
     from recompile.torch_private_fusion import with_short_lives
 
-    patches = {**config_patches, "custom_partitioner_fn": partitioner}
-    return compile_fx(model, inputs, inner_compile=with_short_lives(compile_fx_inner), config_patches=patches)
+    inner, patches = with_short_lives(compile_fx_inner), {**config_patches, "custom_partitioner_fn": partitioner}
+    if emitted is None:
+        return compile_fx(model, inputs, inner_compile=inner, config_patches=patches)
+    with functorch_config.patch(force_non_lazy_backward_lowering=True):
+        return compile_fx(model, inputs, inner_compile=recording(inner, emitted), config_patches=patches)
 
 
 def inductor_mode_options(mode: str) -> dict[str, Any]:

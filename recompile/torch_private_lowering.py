@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-import torch
 import torch._inductor.config as inductor_config
 import torch.fx as fx
 from torch._inductor import compile_fx, ir
@@ -30,13 +29,9 @@ from torch.utils._ordered_set import OrderedSet
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 
 from recompile.chip import Chip
+from recompile.torch_private_emitted import extern_ops_of, result_bytes_of
 from recompile.torch_private_fusion import choices
 from recompile.torch_private_gpu import absent_gpu
-from recompile.versions import parse_release
-
-# Whether AOTAutograd's backward keeps the tangents to its end: seen in torch 2.11 and not in 2.13 and 2.14, by counting
-# who holds a tangent's storage after the compiled backward has cleared its arguments. 2.12 was not looked at.
-HOLDS_TANGENTS = parse_release(torch.__version__) < (2, 13)
 
 # What must not be left to the user's settings: each would run something on the device, or emit another kind of program.
 LOWERING_PATCHES = {
@@ -142,12 +137,9 @@ def _capture(graph: GraphLowering) -> Any:
     """In place of ``GraphLowering.compile_to_module``: take the program and the facts about it, and leave."""
     wrapper, _ = graph.codegen()
     kernels = tuple(_kernel_facts(node, graph) for node in graph.scheduler.nodes if not _runs_nothing(node))
-    externs = {buffer.get_name(): buffer for buffer in graph.buffers if isinstance(buffer, ir.ExternKernel)}
-    results = {name: _result_bytes(buffer) for name, buffer in externs.items()}
-    ops = {name: _op_of(buffer) for name, buffer in externs.items()}
     strides = tuple(_strides_of(output) for output in graph.graph_outputs)
-    known_ops = {name: op for name, op in ops.items() if op is not None}
-    raise _Captured(Lowered(wrapper.value, kernels, results, known_ops, strides, _estimated_peak_bytes(graph)))
+    peak_bytes = _estimated_peak_bytes(graph)
+    raise _Captured(Lowered(wrapper.value, kernels, result_bytes_of(graph), extern_ops_of(graph), strides, peak_bytes))
 
 
 def _estimated_peak_bytes(graph: GraphLowering) -> int:
@@ -189,24 +181,6 @@ def _spilled_bytes(node: BaseSchedulerNode, graph: GraphLowering) -> int:
         if buffer.get_name() not in removed and all(user.node in members for user in buffer.users)
     ]
     return sum(int(buffer.get_layout().storage_size()) * buffer.get_dtype().itemsize for buffer in spilled)
-
-
-def _result_bytes(buffer: ir.ExternKernel) -> tuple[int, ...]:
-    """Bytes of each tensor that a library call returns, 0 for what is none."""
-    if isinstance(buffer.get_output_spec(), ir.FixedLayout | ir.FlexibleLayout):
-        layout = buffer.get_layout()
-        return (int(layout.storage_size()) * layout.dtype.itemsize,)
-    op = _op_of(buffer)
-    made = op.meta.get("val") if op is not None else None
-    made = made if isinstance(made, tuple | list) else (made,)
-    return tuple(val.untyped_storage().nbytes() if isinstance(val, torch.Tensor) else 0 for val in made)
-
-
-def _op_of(buffer: ir.ExternKernel) -> fx.Node | None:
-    """The op of the graph that a library call was made for, among all that went into it."""
-    called = getattr(buffer, "op_overload", None)
-    found = next((origin for origin in buffer.get_origins() if origin.target is called), None)
-    return found if found is not None else buffer.get_origin_node()
 
 
 def _strides_of(output: Any) -> tuple[int, ...] | None:

@@ -66,7 +66,7 @@ def handed_to_inductor(monkeypatch):
 
     asked = []
 
-    def interpret(model, inputs, patches, partitioner):
+    def interpret(model, inputs, patches, partitioner, emitted=None):
         asked.append((patches, partitioner))
         with config.patch(patches):
             return interpreted(partitioner)(model, inputs)

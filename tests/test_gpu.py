@@ -20,10 +20,10 @@ from triton.runtime.driver import driver
 from recompile import BudgetError
 from recompile.chip import CHIPS, Chip, chip_for
 from recompile.errors import OptionError
-from recompile.gpu import dry_run, program_for, restrided, scratch_bytes
+from recompile.gpu import dry_run, program_for, restrided
 from recompile.hardware import named_hardware
+from recompile.step_memory import HOLDS_TANGENTS, scratch_bytes
 from recompile.torch_private_gpu import GPU, absent_gpu, cudnn_format, device_guards
-from recompile.torch_private_lowering import HOLDS_TANGENTS
 from recompile.trace import trace_step
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")

@@ -5,19 +5,20 @@ import textwrap
 import pytest
 
 from recompile.replay import (
+    CPU,
+    CUDA,
     Block,
     ExternSizes,
     ReplayError,
     Run,
-    block_of,
     call_of,
     kernel_sources,
     replay,
-    rounded,
     strided_bytes,
 )
 
 UNIT = 512
+block_of = CUDA.block_of
 
 
 def program(text):
@@ -138,7 +139,8 @@ def test_streams_constants_and_sizes_take_no_memory():
 
 @pytest.mark.parametrize(("num_bytes", "block"), [(0, 0), (1, 512), (512, 512), (513, 1024), (2**20 + 1, 2**20 + 512)])
 def test_a_block_is_rounded_up_to_512_bytes(num_bytes, block):
-    assert rounded(num_bytes) == block == block_of(num_bytes).num_bytes
+    assert CUDA.rounded(num_bytes) == block == block_of(num_bytes).num_bytes
+    assert CPU.rounded(num_bytes) == num_bytes
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_an_explanation_as_json_has_the_totals_and_all_graphs(kept):
     data = json.loads(json.dumps(two_graphs(kept).to_json()))
     graphs = data.pop("graphs")
     assert data == {
-        "schema": 3, "peak_bytes": 145, "saved_bytes": 75, "recompute_flops": 11, "step_seconds": 1.5,
+        "schema": 4, "peak_bytes": 145, "saved_bytes": 75, "recompute_flops": 11, "step_seconds": 1.5,
         "lower_bound_seconds": 1.25, "floor_bound_bytes": 90, "notes": ["a note"],
     }  # fmt: skip
     assert [graph["peak_bytes"] for graph in graphs] == [100, 50]

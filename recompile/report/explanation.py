@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from recompile.footprint import Footprint
     from recompile.gpu import Program
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ class GraphReport:
     limits: tuple[tuple[str, int], ...]  # up to which of them it keeps a budget in bytes and serves: ("s77", 80)
     values: tuple[ValueRow, ...]
     timeline: tuple[tuple[str, str, int], ...]  # (phase, node, live bytes)
+    program_bytes: int | None = None  # peak of the programs that Inductor emitted, replayed; None: not looked at
 
     @property
     def saved(self) -> tuple[ValueRow, ...]:

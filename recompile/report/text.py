@@ -84,6 +84,10 @@ def graph_text(graph: GraphReport, number: int, count: int) -> str:
         f"{format_flop(graph.recompute_flops)} ({share:.1%} of the step's FLOP); "
         f"planned in {graph.planning_seconds:.2f} s",
     ]
+    if graph.program_bytes is not None:
+        head.append(
+            f"  the program that Inductor made of it needs {format_bytes(graph.program_bytes)}, by its allocations"
+        )
     if graph.lower_bound_seconds is not None:
         head.append(f"  {bound_text(graph)}")
     if graph.ended_by:

@@ -30,6 +30,7 @@ from recompile.annotation import annotate
 from recompile.backend import prepare
 from recompile.decide import PREDICTION_MARGIN, resolve_budget
 from recompile.joint import Budget, Plan
+from recompile.options import Options
 from recompile.planner import full, mincut, stock
 from recompile.planner.mincut import forget
 from recompile.report.explanation import GraphReport
@@ -142,10 +143,11 @@ def plans_of(graph: Traced) -> Iterator[tuple[str, frozenset[str], RawPartitione
         prepare(gm, num_fwd_outputs)
         joint = annotate(gm, num_fwd_outputs, hardware, static_inputs_of(graph, gm))
         peaks = [
-            mincut(joint, hardware, resolve_budget(share, joint, hardware, mincut)).peak_bytes for share in (None, 0.0)
+            mincut(joint, hardware, resolve_budget(Options(share), joint, hardware, mincut)).peak_bytes
+            for share in (None, 0.0)
         ]
         for budget in (*SHARES, between(*peaks)):
-            plan = mincut(joint, hardware, resolve_budget(budget, joint, hardware, mincut))
+            plan = mincut(joint, hardware, resolve_budget(Options(budget), joint, hardware, mincut))
             yield f"budget {budget}", names_in(plan), partitioner(budget)
         for name, planner in OTHER_PLANNERS.items():
             yield f"planner {name}", names_in(planner(joint, hardware, Budget(None))), partitioner(None, name)
