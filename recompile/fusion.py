@@ -1,9 +1,9 @@
 """Which kernels a compiler makes of the ops that write memory, predicted from the dataflow alone.
 
 A model of Inductor's scheduler (torch/_inductor/scheduler.py ``can_fuse``), not a copy: stored ops that share a buffer
-and a loop shape are merged greedily as long as no path leaves and re-enters the kernel. Complexity: O(ops x open
-kernels), where a kernel is open while an op may still join it or read from it: some 64 ops long, whatever the length
-of the program. Left out for now: split reductions, tilings.
+and a loop shape are merged greedily as long as no path leaves and re-enters the kernel, and so are two kernels that an
+op which joins one of them links. Complexity: O(ops x open kernels), where a kernel is open while an op may still join
+it or read from it: some 64 ops long, whatever the length of the program. Left out for now: split reductions, tilings.
 """
 
 from __future__ import annotations
@@ -90,14 +90,16 @@ class OpenKernel:
     bit: int  # names it in the bitsets; 0 for a library call, which nothing joins
     first: int  # position of its first op
     before: int  # bitset of the loops that must run before it
+    direct: int = 0  # those of them that it reads from
+    via: int = 0  # those from which a path leads to it through a library call, or a loop that nothing joins any more
+    newest: float = -1  # the latest birth among what it reads from
     ops: list[StoredOp] = field(default_factory=list)
     loops_like: StoredOp | None = None  # the op whose loops it has
     touches: set[int] = field(default_factory=set)  # buffers that it reads or makes
     reusable: set[int] = field(default_factory=set)  # sizes of the buffers that it alone reads
 
     def take(self, op: StoredOp) -> None:
-        if self.loops_like is None or op.shape.inner > 1:
-            self.loops_like = op
+        self.loops_like = loops_of(self.loops_like, op)
         self.ops.append(op)
         self.touches |= op.reads
         self.touches.update(op.makes)
@@ -112,7 +114,7 @@ class Fusion:
 
     def __init__(self, facts: FusionFacts, single_readers: set[int]):
         self.facts = facts
-        self.size = facts.flow.size_bytes
+        self.size = facts.shared_bytes
         self.single_readers = single_readers
         self.position = 0
         self.kernels: list[OpenKernel] = []
@@ -124,74 +126,134 @@ class Fusion:
         self.is_in_order = True  # no kernel reads from one that was begun after it
 
     def place(self, op: StoredOp) -> None:
-        """Put one op into a kernel."""
+        """Put one op into a kernel, and other kernels that it has to do with into the same where that is allowed."""
         sources = set(map(self.made_by.get, op.reads))
         sources.discard(None)
-        before = after = 0
-        for kernel in sources:
-            before |= kernel.before
-            after |= kernel.bit
-        home = None if op.is_extern else self.best_home(op, sources, before)
+        candidates = [] if op.is_extern else self.candidates(op, sources)
+        home = self.best_home(op, sources, candidates)
+        others = [kernel for kernel in candidates if kernel is not home] if home is not None else []
         if home is None:
-            home = self.begin(op, before | after)
-        else:
-            self.join(home, op, sources, before | after)
+            home = self.begin(op)
+        self.join(home, op, sources)
         for buffer in op.makes:
             self.made_by[buffer] = home
         if home.bit:
             for buffer in op.reads:
                 self.readers_of.setdefault(buffer, []).append(home)
             home.reusable.update([self.size[b] for b in op.reads & self.single_readers])
+        if others:
+            self.merge_into(home, others)
         self.position += 1
 
-    def begin(self, op: StoredOp, ancestors: int) -> OpenKernel:
-        """A new kernel of this op."""
-        kernel = OpenKernel(self.next_birth, 0, self.position, ancestors)
+    def candidates(self, op: StoredOp, sources: set[OpenKernel]) -> list[OpenKernel]:
+        """The loops that the op reads from, and those nearby that read what it reads, by birth."""
+        found = {kernel for kernel in sources if kernel.bit}
+        for buffer in op.reads & self.readers_of.keys():
+            near = [k for k in self.readers_of[buffer] if self.position - k.first <= LONGEST_DISTANCE]
+            self.readers_of[buffer] = near
+            found.update(near)
+        return sorted(found, key=_birth)
+
+    def best_home(self, op: StoredOp, sources: set[OpenKernel], candidates: Iterable[OpenKernel]) -> OpenKernel | None:
+        """The kernel that shares most bytes with the op and may take it without a cycle, or None."""
+        before = 0  # a path from one of these to the op would leave it and come back
+        for kernel in sources:
+            before |= kernel.before
+        size, best, best_bytes = self.size, None, 0
+        reusable = {size[b] for b in op.reads & self.single_readers}
+        for kernel in candidates:
+            if before & kernel.bit or not fits(self.facts, kernel.loops_like, op):
+                continue
+            shared_bytes = sum([size[b] for b in op.reads & kernel.touches])
+            if shared_bytes <= best_bytes or len(kernel.ops) >= MOST_OPS_FUSED:
+                continue
+            if is_worthwhile(shared_bytes, reusable & kernel.reusable, kernel in sources):
+                best, best_bytes = kernel, shared_bytes
+        return best
+
+    def begin(self, op: StoredOp) -> OpenKernel:
+        """A new kernel for this op."""
+        kernel = OpenKernel(self.next_birth, 0, self.position, 0)
         if not op.is_extern:
             kernel.bit = 1 << self.num_loops
             self.num_loops += 1
-        kernel.take(op)
         self.next_birth += 1
         self.kernels.append(kernel)
         return kernel
 
-    def join(self, home: OpenKernel, op: StoredOp, sources: set[OpenKernel], ancestors: int) -> None:
-        """Add an op to a kernel: it now also follows ``ancestors``, and so does everything that follows it."""
+    def join(self, home: OpenKernel, op: StoredOp, sources: set[OpenKernel]) -> None:
+        """Add an op to a kernel: it now also follows the op's sources, and so does everything that follows it."""
+        before = 0
+        for kernel in sources:
+            if kernel is home:
+                continue
+            before |= kernel.before | kernel.bit
+            home.direct |= kernel.bit
+            if not kernel.bit:
+                home.via |= kernel.before
+            home.newest = max(home.newest, kernel.birth)
         home.take(op)
-        fresh = ancestors & ~(home.before | home.bit)
+        self.put_before(home, before)
+
+    def put_before(self, home: OpenKernel, loops: int) -> None:
+        """Let ``loops`` run before a kernel and all that follows it."""
+        fresh = loops & ~(home.before | home.bit)
         if fresh:
             home.before |= fresh
             for kernel in self.kernels:
                 if kernel.before & home.bit:
                     kernel.before |= fresh
-        if any(kernel.birth > home.birth for kernel in sources):
+                    if kernel.via & home.bit:
+                        kernel.via |= fresh
+        if home.newest > home.birth:
             self.is_in_order = False
 
-    def best_home(self, op: StoredOp, sources: set[OpenKernel], before: int) -> OpenKernel | None:
-        """The kernel that shares most bytes with the op and may take it without a cycle, or None.
-
-        ``before``: the loops before ``sources``. A path from one of these would leave the kernel and come back.
-        """
-        candidates = {kernel for kernel in sources if kernel.bit}
-        for buffer in op.reads & self.readers_of.keys():
-            near = [k for k in self.readers_of[buffer] if self.position - k.first <= LONGEST_DISTANCE]
-            self.readers_of[buffer] = near
-            candidates.update(near)
-        size, best, best_bytes = self.size, None, 0
-        for kernel in sorted(candidates, key=_birth):
-            if before & kernel.bit or not fits(self.facts, kernel.loops_like, op):
+    def merge_into(self, home: OpenKernel, others: Sequence[OpenKernel]) -> None:
+        """Merge with a kernel those of the others with which that is allowed, first what shares most bytes with it."""
+        shared = [(sum([self.size[b] for b in home.touches & k.touches]), k) for k in others]
+        for shared_bytes, other in sorted(shared, key=lambda pair: (-pair[0], pair[1].birth)):
+            if not fits(self.facts, home.loops_like, other.loops_like):
                 continue
-            shared_bytes = sum([size[b] for b in op.reads & kernel.touches])
-            if shared_bytes > best_bytes and self.is_worthwhile(op, kernel, shared_bytes, kernel in sources):
-                best, best_bytes = kernel, shared_bytes
-        return best
+            is_near = self.position - min(home.first, other.first) <= LONGEST_DISTANCE
+            is_producer = bool(home.before & other.bit or other.before & home.bit)
+            if len(home.ops) + len(other.ops) > MOST_OPS_FUSED or not (is_producer or is_near):
+                continue
+            if not is_worthwhile(shared_bytes, home.reusable & other.reusable, is_producer):
+                continue
+            if not self.is_between(home, other) and not self.is_between(other, home):
+                home = self.merge(home, other)
 
-    def is_worthwhile(self, op: StoredOp, kernel: OpenKernel, shared_bytes: int, is_producer: bool) -> bool:
-        """Inductor's heuristics against fusions that keep memory alive (scheduler.py, choices.py)."""
-        if len(kernel.ops) >= MOST_OPS_FUSED or (not is_producer and shared_bytes < LEAST_SHARED_BYTES):
+    def is_between(self, first: OpenKernel, last: OpenKernel) -> bool:
+        """Whether a path leads from the first kernel to the last through some other one."""
+        if not last.before & first.bit:
             return False
-        reusable = {self.size[b] for b in op.reads & self.single_readers}
-        return sum(reusable & kernel.reusable) <= REUSE_WEIGHT * shared_bytes
+        return bool(last.via & first.bit) or any(k.bit & last.direct and k.before & first.bit for k in self.kernels)
+
+    def merge(self, one: OpenKernel, other: OpenKernel) -> OpenKernel:
+        """Make one kernel of two: the older one takes the ops of the younger, in the order that they have to run in."""
+        kept, gone = sorted((one, other), key=_birth)
+        first, second = (gone, kept) if kept.before & gone.bit else (kept, gone)
+        kept.ops, kept.loops_like = [*first.ops, *second.ops], loops_of(first.loops_like, second.loops_like)
+        others = ~(kept.bit | gone.bit)
+        before, kept.before = (kept.before | gone.before) & others, kept.before & others
+        kept.direct, kept.via = (kept.direct | gone.direct) & others, (kept.via | gone.via) & others
+        kept.first, kept.newest = min(kept.first, gone.first), max(kept.newest, gone.newest)
+        kept.touches |= gone.touches
+        kept.reusable |= gone.reusable
+        self.kernels.remove(gone)
+        for kernel in self.kernels:
+            if kernel.before & gone.bit:
+                kernel.before = kernel.before & ~gone.bit | kept.bit | kept.before
+                if kernel.direct & gone.bit:
+                    kernel.direct = kernel.direct & ~gone.bit | kept.bit
+                if kernel.via & gone.bit:
+                    kernel.via = kernel.via & ~gone.bit | kept.bit | kept.before
+        self.put_before(kept, before)
+        self.made_by.update((b, kept) for op in gone.ops for b in op.makes if b in self.made_by)
+        for buffer in gone.touches & self.readers_of.keys():
+            readers = self.readers_of[buffer]
+            self.readers_of[buffer] = [k for k in readers if k is not gone and k is not kept] + [kept]
+        return kept
 
     # Going on later: what happened so far counts only as far as later ops can depend on it.
 
@@ -209,8 +271,13 @@ class Fusion:
             (left if is_open else closed).append(kernel)
         new_bit = {k.bit: 1 << number for number, k in enumerate(kernel for kernel in left if kernel.bit)}
         known = sum(new_bit)
+        for kernel in closed:
+            for follower in left:
+                if kernel.bit & follower.direct:
+                    follower.via |= kernel.before
         for kernel in left:
-            kernel.before = sum([new_bit[bit] for bit in bits_of(kernel.before & known)])
+            for name in ("before", "direct", "via"):
+                setattr(kernel, name, sum([new_bit[bit] for bit in bits_of(getattr(kernel, name) & known)]))
             kernel.first = max(kernel.first - self.position, -LONGEST_DISTANCE - 1)
         for kernel in left:
             kernel.bit = new_bit.get(kernel.bit, 0)
@@ -253,6 +320,19 @@ def bits_of(mask: int) -> Iterator[int]:
 
 
 _birth = operator.attrgetter("birth")
+
+
+def loops_of(first: StoredOp | None, second: StoredOp) -> StoredOp:
+    """Which of two ops the kernel of both has the loops of: the last that has rows or columns."""
+    return second if first is None or second.shape.inner > 1 else first
+
+
+def is_worthwhile(shared_bytes: int, reusable: Iterable[int], is_producer: bool) -> bool:
+    """Inductor's heuristics against fusions that keep memory alive (scheduler.py, choices.py).
+
+    ``reusable``: sizes of buffers that each of the two alone reads.
+    """
+    return (is_producer or shared_bytes >= LEAST_SHARED_BYTES) and sum(reusable) <= REUSE_WEIGHT * shared_bytes
 
 
 def fits(facts: FusionFacts, first: StoredOp, second: StoredOp) -> bool:

@@ -17,7 +17,7 @@ import torch.fx as fx
 
 from recompile.dataflow import Dataflow
 from recompile.joint import Annotation, JointGraph, Kind
-from recompile.torch_private import RANDOM_FROM_SEED
+from recompile.torch_private import RANDOM_FROM_SEED, SEEDS
 
 aten = torch.ops.aten
 
@@ -90,6 +90,12 @@ class FusionFacts:
         counts = np.array([len(reads) for reads in self.flow.reads], dtype=np.int64)
         buffers = np.array([buffer for reads in self.flow.reads for buffer in reads], dtype=np.int64)
         return buffers, np.cumsum(counts) - counts, counts
+
+    @functools.cached_property
+    def shared_bytes(self) -> tuple[int, ...]:
+        """By buffer: what two kernels that read it share. Of a program's seeds each reads another one."""
+        nodes = self.flow.nodes
+        return tuple(0 if nodes[b].target is SEEDS else size for b, size in enumerate(self.flow.size_bytes))
 
     @functools.cached_property
     def shape_number(self) -> tuple[int, ...]:

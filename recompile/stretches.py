@@ -54,6 +54,9 @@ class OpenPattern(NamedTuple):
 
     first: int  # of its position, counted from the end of the stretch
     before: int  # bits: the open loops that must run before it
+    direct: int  # and via: as in ``OpenKernel``
+    via: int
+    newest: int  # how many of the open kernels are older than the newest that it reads from
     shape_number: int  # -1: a library call, of which only what it makes counts
     num_ops: int
     touches: tuple[int, ...]
@@ -82,12 +85,11 @@ class State:
 @dataclass(frozen=True, slots=True)
 class Change:
     """What a stretch of some pattern does to a state of some pattern. Buffers are given by whether they are among those
-    of the stretch rather than of the state, and their place there.
+    of the stretch rather than of the state, and their place there. What goes into a kernel is given by the place of an
+    op in the stretch, or by -1 - the place of a kernel in the state, all of whose ops do.
     """
 
-    kernels: tuple[
-        tuple[int, tuple[int, ...]], ...
-    ]  # places in the state, or after its kernels, and ops of the stretch
+    kernels: tuple[tuple[int, tuple[int, ...]], ...]  # places in the state, or after its kernels, and what goes in
     is_open: tuple[bool, ...]
     buffers: tuple[tuple[bool, int], ...]
     pattern: Pattern
@@ -173,7 +175,7 @@ class Stretches:
             (op.is_extern, op.shape_number, tuple(place[b] for b in read), tuple(place[b] for b in op.makes))
             for op, read in zip(stored, reads, strict=True)
         ]
-        sizes = tuple(self.facts.flow.size_bytes[b] for b in buffers)
+        sizes = tuple(self.facts.shared_bytes[b] for b in buffers)
         return Stretch(
             ops=tuple(stored),
             inlined=tuple(op for op in left if op.op in read_later),
@@ -222,11 +224,9 @@ class Stretches:
         if change is None:
             change = self._changes[key] = self._change(state, stretch, read_again, of_made)
         closed, left = [], []
-        for (k, added), is_open in zip(change.kernels, change.is_open, strict=True):
-            birth, ops = number * FIRST_BIRTH + k, tuple([stretch.ops[i] for i in added])
-            if k < len(state.kernels):
-                birth, before = state.kernels[k]
-                ops = before + ops
+        for (k, parts), is_open in zip(change.kernels, change.is_open, strict=True):
+            birth = state.kernels[k][0] if k < len(state.kernels) else number * FIRST_BIRTH + k
+            ops = sum([state.kernels[~part][1] if part < 0 else stretch.ops[part : part + 1] for part in parts], ())
             if is_open:
                 left.append((birth, ops))
             else:
@@ -254,9 +254,10 @@ class Stretches:
         old, new = ({b: k for k, b in enumerate(buffers)} for buffers in (state.buffers, stretch.buffers))
         named = sorted((b not in old, old[b] if b in old else new[b], b) for b in work.live)
         pattern = self._pattern(work, [b for _, _, b in named])
-        op_place = {op: k for k, op in enumerate(stretch.ops)}
+        place = {op: ~k for k, (_, ops) in enumerate(state.kernels) for op in ops}
+        place.update((op, k) for k, op in enumerate(stretch.ops))
         return Change(
-            kernels=tuple((k.birth, tuple(op_place[op] for op in k.ops if op in op_place)) for k in everything),
+            kernels=tuple((k.birth, tuple(dict.fromkeys(place[op] for op in k.ops))) for k in everything),
             is_open=tuple(kernel not in closed for kernel in everything),
             buffers=tuple((in_stretch, k) for in_stretch, k, _ in named),
             pattern=pattern,
@@ -271,6 +272,9 @@ class Stretches:
             OpenPattern(
                 first=kernel.first if kernel.bit else 0,
                 before=kernel.before,
+                direct=kernel.direct if kernel.bit else 0,
+                via=kernel.via if kernel.bit else 0,
+                newest=sum(other.birth < kernel.newest for other in work.kernels) if kernel.bit else 0,
                 shape_number=kernel.loops_like.shape_number if kernel.bit else -1,
                 num_ops=len(kernel.ops),
                 touches=tuple(sorted(place[b] for b in kernel.touches if b in place)) if kernel.bit else (),
@@ -279,7 +283,7 @@ class Stretches:
             )
             for kernel in work.kernels
         ]
-        sizes = tuple(self.facts.flow.size_bytes[b] for b in buffers)
+        sizes = tuple(self.facts.shared_bytes[b] for b in buffers)
         return Pattern(tuple(rows), sizes, tuple(sorted(place[b] for b in work.single_readers)))
 
     def _fuse_rest(
@@ -310,7 +314,11 @@ def resumed(facts: FusionFacts, state: State) -> Fusion:
     """A fusion that goes on from a state."""
     kernels = []
     for (birth, ops), row in zip(state.kernels, state.pattern.kernels, strict=True):
-        kernels.append(OpenKernel(birth, 0, row.first, row.before, reusable=set(row.reusable)))
+        kernels.append(
+            OpenKernel(
+                birth, 0, row.first, row.before, row.direct, row.via, row.newest - 0.5, reusable=set(row.reusable)
+            )
+        )
         for op in ops:
             kernels[-1].take(op)
     single_readers = [state.buffers[k] for k in state.pattern.single_readers]

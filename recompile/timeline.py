@@ -8,7 +8,7 @@ released after their last use in backward, as AOTAutograd's boxed calls do.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -170,7 +170,7 @@ class Timeline:
             grows_bytes=sum(size[b] for b in made) - reused,
             extra_bytes=dropped + copied_bytes,
             shrinks_bytes=sum(size[b] for b in dying) - reused,
-            seconds=self._seconds(kernel, made) + 2 * copied_bytes / self.hardware.byte_per_s,
+            seconds=self._seconds(kernel, made, dying) + 2 * copied_bytes / self.hardware.byte_per_s,
         )
         self._steps[kernel, fate] = step
         return step
@@ -202,12 +202,16 @@ class Timeline:
                     break
         return reused
 
-    def _seconds(self, kernel: Kernel, written: Sequence[int]) -> float:
-        """Roofline of a kernel: an extern's own, else the larger of traffic and arithmetic, plus a launch."""
+    def _seconds(self, kernel: Kernel, written: Sequence[int], spilled: Collection[int]) -> float:
+        """Roofline of a kernel: an extern's own, else the larger of traffic and arithmetic, plus a launch.
+
+        What it spills is written, and read again in a later pass over the same rows.
+        """
         if kernel.is_extern:
             return self._seconds_alone.get(kernel.ops[0].op, self.hardware.launch_s)
         size = self.flow.size_bytes
         moved = sum(size[b] for b in kernel.reads.difference(kernel.makes)) + sum(size[b] for b in written)
+        moved += sum(size[b] for b in written if b in spilled)
         members = frozenset().union(*(op.members for op in kernel.ops))
         flop = sum(self.facts.flop[i] for i in members)
         seconds = max(moved / self.hardware.byte_per_s, flop / self.hardware.vector_flop_per_s)

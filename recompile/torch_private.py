@@ -38,6 +38,7 @@ __all__ = ["CustomPartitionerFn", "ShortenTraceback", "cache_dir", "fx_graph_cse
 # Inductor draws seeds once and makes random numbers as pure functions of them.
 SEED_DRAWS = (inductor_prims.seeds, inductor_prims.seed)
 RANDOM_FROM_SEED = (inductor_prims.random, inductor_prims.randint)
+SEEDS = inductor_prims.seeds  # all seeds of a program in one tensor
 
 must_be_in_forward = partitioners._must_be_in_forward
 must_be_in_backward = partitioners._must_be_in_backward

@@ -66,57 +66,109 @@ def stored_ops(facts, program, kept, at_hand):
     return stored
 
 
-def fused(facts, stored):
-    """Kernels as lists of (position, op), in order."""
-    size = facts.flow.size_bytes
-    single = {b for op in stored for b in op.makes if sum(b in other.reads for other in stored) == 1}
-    kernels, shapes, follows = [], [], []  # follows: all kernels before one, however far
-    made_by = {}
-    for position, op in enumerate(stored):
-        sources = {made_by[b] for b in op.reads if b in made_by}
-        before = sources.union(*(follows[s] for s in sources))
+class Kernels:
+    """Kernels under construction as lists of (position, op), by the number in which they were begun."""
+
+    def __init__(self, size, stored):
+        self.size, self.kernels = size, {}
+        self.single = {b for op in stored for b in op.makes if sum(b in other.reads for other in stored) == 1}
+
+    def makes(self, k):
+        return {b for _, op in self.kernels[k] for b in op.makes}
+
+    def reads(self, k):
+        return {b for _, op in self.kernels[k] for b in op.reads}
+
+    def sources_of(self, reads):
+        return {k for k in self.kernels if reads & self.makes(k)}
+
+    def sources(self, k):
+        return self.sources_of(self.reads(k)) - {k}
+
+    def before(self, k):
+        """All kernels that must run before one."""
+        found, pending = set(), [k]
+        while pending:
+            for source in self.sources(pending.pop()) - found:
+                found.add(source)
+                pending.append(source)
+        return found
+
+    def path_around(self, a, b):
+        """Whether a path leads from kernel a to kernel b through another one."""
+        return any(a in self.before(x) for x in self.sources(b) - {a})
+
+    def shape(self, k):
+        shapes = [op.shape for _, op in self.kernels[k]]
+        return next((shape for shape in reversed(shapes) if shape.inner > 1), shapes[0])
+
+    def first(self, k):
+        return min(position for position, _ in self.kernels[k])
+
+    def is_extern(self, k):
+        return self.kernels[k][0][1].is_extern
+
+    def is_worthwhile(self, shared, reads, other_reads, is_producer):
+        """Whether two that read these buffers may fuse."""
+        alive = {self.size[b] for b in reads & self.single} & {self.size[b] for b in other_reads & self.single}
+        return (is_producer or shared >= LEAST_SHARED_BYTES) and sum(alive) <= REUSE_WEIGHT * shared
+
+    def place(self, position, op):
+        sources = self.sources_of(op.reads)
+        near = {k for k in self.kernels if position - self.first(k) <= LONGEST_DISTANCE}
+        touching = {k for k in self.kernels if op.reads & (self.reads(k) | self.makes(k))}
+        related = [k for k in sorted(sources | near & touching) if not self.is_extern(k) and not op.is_extern]
         best, best_bytes = None, 0
-        for k, kernel in enumerate(kernels):
-            touched = set().union(*(o.reads.union(o.makes) for _, o in kernel))
-            shared = sum(size[b] for b in op.reads & touched)
-            blocked = any(k in follows[s] for s in sources)
-            if op.is_extern or kernel[0][1].is_extern or blocked or not shapes_fuse(shapes[k], op.shape):
+        for k in related:
+            shared = sum(self.size[b] for b in op.reads & (self.reads(k) | self.makes(k)))
+            if any(k in self.before(s) for s in sources) or not shapes_fuse(self.shape(k), op.shape):
                 continue
-            is_far = position - kernel[0][0] > LONGEST_DISTANCE or shared < LEAST_SHARED_BYTES
-            alive = {size[b] for b in op.reads & single} & {size[b] for _, o in kernel for b in o.reads & single}
-            if shared <= best_bytes or (k not in sources and is_far) or len(kernel) >= MOST_OPS_FUSED:
+            if shared <= best_bytes or len(self.kernels[k]) >= MOST_OPS_FUSED:
                 continue
-            if sum(alive) <= REUSE_WEIGHT * shared:
+            if self.is_worthwhile(shared, op.reads, self.reads(k), k in sources):
                 best, best_bytes = k, shared
-        if best is None:
-            best = len(kernels)
-            kernels.append([])
-            shapes.append(op.shape)
-            follows.append(set())
-        kernels[best].append((position, op))
-        shapes[best] = op.shape if op.shape.inner > 1 else shapes[best]
-        follows[best] |= before - {best}
-        for k in range(len(kernels)):
-            if best in follows[k]:
-                follows[k] |= follows[best]
-        made_by.update(dict.fromkeys(op.makes, best))
-    return [([op for _, op in kernels[k]], shapes[k]) for k in ordered(kernels, made_by)]
+        self.kernels.setdefault(position if best is None else best, []).append((position, op))
+        if best is not None:
+            self.merge_others(position, best, [k for k in related if k != best])
+
+    def merge_others(self, position, home, others):
+        touches = {k: self.reads(k) | self.makes(k) for k in (home, *others)}
+        shared = {k: sum(self.size[b] for b in touches[k] & touches[home]) for k in others}
+        for k in sorted(others, key=lambda k: (-shared[k], k)):
+            is_producer = k in self.before(home) or home in self.before(k)
+            is_near = position - min(self.first(k), self.first(home)) <= LONGEST_DISTANCE
+            if (
+                shapes_fuse(self.shape(home), self.shape(k))
+                and (is_producer or is_near)
+                and len(self.kernels[home]) + len(self.kernels[k]) <= MOST_OPS_FUSED
+                and self.is_worthwhile(shared[k], self.reads(home), self.reads(k), is_producer)
+                and not self.path_around(home, k)
+                and not self.path_around(k, home)
+            ):
+                old, new = sorted((home, k))
+                first, second = (new, old) if new in self.before(old) else (old, new)
+                self.kernels[old] = self.kernels[first] + self.kernels[second]
+                del self.kernels[new]
+                home = old
 
 
-def ordered(kernels, made_by):
+def fused(facts, stored):
+    """Kernels as (ops, loop shape), in order."""
+    found = Kernels(facts.shared_bytes, stored)
+    for position, op in enumerate(stored):
+        found.place(position, op)
     order = []
 
     def visit(k):
-        needs = {made_by[b] for _, op in kernels[k] for b in op.reads if b in made_by} - {k} - set(order)
-        for source in sorted(needs):
+        for source in sorted(found.sources(k) - set(order)):
             if source not in order:
                 visit(source)
         if k not in order:
             order.append(k)
 
-    for k in range(len(kernels)):
+    for k in sorted(found.kernels):
         visit(k)
-    return order
+    return [([op for _, op in found.kernels[k]], found.shape(k)) for k in order]
 
 
 def run(timeline, phase, program, kept, releasable, held, at_hand=frozenset()):
@@ -140,6 +192,7 @@ def run(timeline, phase, program, kept, releasable, held, at_hand=frozenset()):
         live += sum(size[b] for b in made) - reused
         dropped = sum(size[b] for b in flow.makes[ops[0].op] if b in at_hand) if ops[0].is_extern else 0
         moved = sum(size[b] for b in reads[k] - makes[k]) + sum(size[b] for b in made)
+        moved += 0 if ops[0].is_extern else sum(size[b] for b in made if b in dying)
         flop = sum(facts.flop[i] for i in set().union(*(op.members for op in ops)))
         seconds = max(moved / hardware.byte_per_s, flop / hardware.vector_flop_per_s) + hardware.launch_s
         if ops[0].is_extern:

@@ -146,6 +146,53 @@ def test_a_kernel_runs_after_all_that_its_ops_need():
     assert kernels(text) == "m p+q"  # q joins p, so p waits for m
 
 
+RANDOM = "s = input - int64\nr = prims.inductor_random [4,8] s 'rand'"
+
+
+def test_two_kernels_that_an_op_reads_from_become_one():
+    """Softmax and dropout: the random numbers share nothing with the row's maximum, the op after them links them."""
+    assert kernels(f"x = input 4x8\n{RANDOM}\nm = amax x [1] True\nd = sub x m\ny = mul d r\nreturn y |") == "r+m+y"
+    assert kernels(f"x = input 4x8\n{RANDOM}\nm = amax x [1] True\nd = sub x m\ny = sin d\nreturn r y |") == "r m+y"
+
+
+def test_two_kernels_of_different_loops_stay_two():
+    text = f"x = input 4x8\n{RANDOM}\nm = amax x [0] True\nd = sub x m\ny = mul d r\nreturn y |"
+    assert kernels(text) == "m r+y"
+
+
+def test_kernels_between_which_a_library_call_stands_stay_two():
+    text = "x = input 8x8\nw = input 8x8\np = sin x\nm = mm p w\nq = sum m [1] True\ny = sub p q\nreturn p y |"
+    assert kernels(text) == "p m q+y"
+
+
+def test_kernels_between_which_another_kernel_stands_stay_two():
+    text = f"x = input 4x8\n{RANDOM}\np = sin x\nc = sum p [0] True\na = add r c\ny = add a p\nreturn p y |"
+    assert kernels(text) == "p c r+y"
+
+
+def test_of_two_kernels_that_become_one_the_ops_of_the_one_that_the_other_needs_come_first():
+    """y joins p and m, with which it shares as much as with q and z, so what it reads of q and z has to be there."""
+    text = """
+        x = input 4x8
+        s = input - int64
+        p = prims.inductor_random [4,8] s 'rand'
+        m = amax p [1] True
+        q = prims.inductor_random [4,8] s 'rand'
+        z = sum q [1] True
+        d = sub p m
+        e = sub q z
+        y = mul d e
+        return y |
+    """
+    assert kernels(text) == "q+z+p+m+y"
+
+
+def test_random_numbers_of_different_seeds_share_nothing():
+    one = "prims.inductor_lookup_seed seeds {n}\nr{n} = prims.inductor_random [4,8] k{n} 'rand'"
+    draws = "\n".join(f"k{n} = {one.format(n=n)}" for n in range(2))
+    assert kernels(f"seeds = prims.inductor_seeds 2 meta\n{draws}\nreturn r0 r1 |") == "seeds r0 r1"
+
+
 @st.composite
 def programs(draw):
     """Random forward programs of pointwise ops, row sums and matmuls on 8 x 8 values."""

@@ -90,6 +90,24 @@ def test_a_spilled_value_takes_memory_while_its_kernel_runs():
     assert lives(text, device="cpu") == "m=256 |"  # y, and e that a second loop over the row reads
 
 
+@pytest.mark.parametrize(("length", "moved_rows"), [(1024, 2), (2048, 4)])
+def test_what_a_kernel_spills_it_writes_and_reads_again(length, moved_rows):
+    """x is read and y written; rows of 2048 are summed in a loop, and r, which has to be there after it, spilled."""
+    text = f"""
+        x = input 512x{length}
+        s = input - int64
+        r = prims.inductor_random [512,{length}] s 'rand'
+        p = add x r
+        m = sum p [1] True
+        y = div r m
+        return y |
+    """
+    timeline = Timeline(annotated(text, device="meta"), H100)
+    (kernel,) = timeline.simulate(frozenset()).moments
+    moved_bytes = moved_rows * 512 * length * 4 + 8  # and the seed
+    assert kernel.seconds == pytest.approx(moved_bytes / H100.byte_per_s + H100.launch_s)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
