@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from recompile.chip import CHIPS
 from recompile.dataflow import (
     Dataflow,
     backward_order,
@@ -25,9 +26,10 @@ from recompile.dataflow import (
 )
 from recompile.fusion import Kernel
 from recompile.hardware import Hardware
-from recompile.inlining import FusionFacts, fusion_facts
+from recompile.inlining import LONGEST_ROW_ON_GPU, FusionFacts, fusion_facts
 from recompile.joint import JointGraph, Kind, Side
 from recompile.lifetimes import DIES, FROM_LOOP, WRITTEN, lifetimes
+from recompile.splits import num_kernels
 from recompile.stretches import Stretches, backward_stretches, forward_stretches, stretches_of
 from recompile.work import name_of, words
 
@@ -36,6 +38,7 @@ from recompile.work import name_of, words
 WRITES_INTO_A_COPY = words(
     "_unsafe_index_put _unsafe_masked_index_put_accumulate index_add index_put scatter scatter_add scatter_reduce"
 )
+WELFORD = words("native_batch_norm native_group_norm std std_mean var var_mean")  # reduced by Welford's algorithm
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,8 @@ class Step:
     extra_bytes: int  # while it runs
     shrinks_bytes: int  # when it has ended
     seconds: float
+    split: frozenset[int] = frozenset()  # reductions of it that a further kernel finishes
+    finishes: frozenset[int] = frozenset()  # reductions that it would finish if another kernel split them
 
 
 class Timeline:
@@ -108,6 +113,7 @@ class Timeline:
             for i, node in enumerate(self.flow.nodes)
             if kinds[i] in (Kind.EXTERN, Kind.VALUE)
         }
+        self._more_kernels = more_kernels(self.flow, self.facts, hardware)
         self.stretches = Stretches(self.facts)
         self._numbers = {"forward": forward_stretches(self.facts), "backward": backward_stretches(self.facts)}
         self._steps: dict[tuple[Kernel, bytes], Step] = {}
@@ -151,7 +157,21 @@ class Timeline:
             live += step.grows_bytes
             live_bytes.append(live + step.extra_bytes)
             live -= step.shrinks_bytes
-        return tuple(step.node for step in steps), tuple(live_bytes), tuple(step.seconds for step in steps)
+        return tuple(step.node for step in steps), tuple(live_bytes), self._seconds_of(steps)
+
+    def _seconds_of(self, steps: Sequence[Step]) -> tuple[float, ...]:
+        """Seconds of each kernel; the last one of a split reduction is the next that goes over its results.
+
+        That takes the launch of one kernel away, however many reductions it finishes.
+        """
+        seconds, split = [step.seconds for step in steps], set()
+        for k, step in enumerate(steps):
+            finished = step.finishes & split
+            if finished:
+                seconds[k] -= self.hardware.launch_s
+                split -= finished
+            split |= step.split
+        return tuple(seconds)
 
     def _new_step(self, kernel: Kernel, fate: bytes) -> Step:
         """What the kernel does when this becomes of the buffers that it touches; see ``lifetimes``."""
@@ -171,9 +191,16 @@ class Timeline:
             extra_bytes=dropped + copied_bytes,
             shrinks_bytes=sum(size[b] for b in dying) - reused,
             seconds=self._seconds(kernel, made, dying) + 2 * copied_bytes / self.hardware.byte_per_s,
+            split=frozenset(op.op for op in kernel.ops if op.op in self._more_kernels),
+            finishes=self._finishes(kernel),
         )
         self._steps[kernel, fate] = step
         return step
+
+    def _finishes(self, kernel: Kernel) -> frozenset[int]:
+        """The split reductions that the kernel goes over the results of, one by one."""
+        ops = {self.flow.op[b] for b in kernel.reads}.intersection(self._more_kernels)
+        return frozenset(i for i in ops if kernel.shape.inner == 1 and self.facts.shape[i].outer == kernel.shape.outer)
 
     def _bytes_reused(self, kernel: Kernel, made: Sequence[int], dying: Sequence[int]) -> int:
         """Bytes of results written over inputs that die in the same kernel (Inductor's in-place buffers).
@@ -215,7 +242,21 @@ class Timeline:
         members = frozenset().union(*(op.members for op in kernel.ops))
         flop = sum(self.facts.flop[i] for i in members)
         seconds = max(moved / self.hardware.byte_per_s, flop / self.hardware.vector_flop_per_s)
-        return seconds + self.hardware.launch_s
+        num_launches = 1 + sum(self._more_kernels.get(op.op, 0) for op in kernel.ops)
+        return seconds + num_launches * self.hardware.launch_s
+
+
+def more_kernels(flow: Dataflow, facts: FusionFacts, hardware: Hardware) -> dict[int, int]:
+    """Per reduction that Inductor splits on a GPU the kernels that it takes beside the first."""
+    if facts.longest_row != LONGEST_ROW_ON_GPU:
+        return {}
+    chip = CHIPS.get(hardware.name, CHIPS["h100"])
+    found = {}
+    for i, shape in enumerate(facts.shape):
+        if flow.is_op[i] and flow.kind[i] is Kind.REDUCTION and shape.inner > 1:
+            is_welford = name_of(flow.nodes[i].target) in WELFORD
+            found[i] = num_kernels(shape.outer, shape.inner, shape.reduces_rows, is_welford, chip) - 1
+    return {i: more for i, more in found.items() if more}
 
 
 def copied_for_layout(flow: Dataflow) -> list[int]:

@@ -184,7 +184,7 @@ def run(timeline, phase, program, kept, releasable, held, at_hand=frozenset()):
         stored |= makes[k] if ops[0].is_extern else makes[k] & elsewhere
     last = {b: k for k in range(len(kernels)) for b in reads[k] | makes[k]}
     mortal = (stored | releasable.keys()) - kept
-    live, rows = held + sum(releasable.values()), []
+    live, rows, split = held + sum(releasable.values()), [], set()
     for k, (ops, _) in enumerate(kernels):
         made = sorted(makes[k] & stored)
         dying = sorted(b for b in reads[k] | makes[k] if last[b] == k and b in mortal)
@@ -194,10 +194,16 @@ def run(timeline, phase, program, kept, releasable, held, at_hand=frozenset()):
         moved = sum(size[b] for b in reads[k] - makes[k]) + sum(size[b] for b in made)
         moved += 0 if ops[0].is_extern else sum(size[b] for b in made if b in dying)
         flop = sum(facts.flop[i] for i in set().union(*(op.members for op in ops)))
-        seconds = max(moved / hardware.byte_per_s, flop / hardware.vector_flop_per_s) + hardware.launch_s
+        more = {op.op: timeline._more_kernels[op.op] for op in ops if op.op in timeline._more_kernels}
+        launches = 1 + sum(more.values())
+        seconds = max(moved / hardware.byte_per_s, flop / hardware.vector_flop_per_s) + launches * hardware.launch_s
         if ops[0].is_extern:
             note = timeline.joint.notes[flow.nodes[ops[0].op]]
             seconds = note.seconds if note.kind in (Kind.EXTERN, Kind.VALUE) else hardware.launch_s
+        read_split = {i for i in split for b in flow.makes[i] if b in reads[k]}
+        finished = {i for i in read_split if shape.inner == 1 and shape.outer == facts.shape[i].outer}
+        split = (split - finished) | set(more)
+        seconds -= hardware.launch_s if finished else 0
         rows.append((phase, ops[0].op, live + dropped, seconds))
         live -= sum(size[b] for b in dying) - reused
     return rows
