@@ -8,69 +8,20 @@ it or read from it: some 64 ops long, whatever the length of the program. Left o
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-import numpy as np
-
 from recompile.inlining import FusionFacts, OpShape, StoredOp
+from recompile.kernels import Kernel, in_order, kernel_of
 
 # scheduler.py: score_fusion_memory_threshold, are_long_distant_nodes, can_fusion_increase_peak_memory, max_fusion_size.
 LEAST_SHARED_BYTES = 10
 LONGEST_DISTANCE = 64
 REUSE_WEIGHT = 32
 MOST_OPS_FUSED = 64
-# What a kernel does with a buffer: bits of one number.
-MADE, ALWAYS_STORED, LOOPED = 1, 2, 4
-
-
-@dataclass(frozen=True, eq=False)
-class Kernel:
-    """One generated loop or one library call. There is one object for equal ones."""
-
-    ops: tuple[StoredOp, ...]
-    shape: OpShape
-    spills: frozenset[int]  # buffers that it stores whoever reads them
-
-    @property
-    def is_extern(self) -> bool:
-        return self.ops[0].is_extern
-
-    @functools.cached_property
-    def reads(self) -> frozenset[int]:
-        return frozenset(chain.from_iterable(op.reads for op in self.ops))
-
-    @functools.cached_property
-    def makes(self) -> tuple[int, ...]:
-        return tuple(chain.from_iterable(op.makes for op in self.ops))
-
-    @functools.cached_property
-    def touches(self) -> np.ndarray:
-        """What it makes, then what else it reads."""
-        return np.array([*self.makes, *sorted(self.reads.difference(self.makes))], dtype=np.int64)
-
-    @functools.cached_property
-    def roles(self) -> np.ndarray:
-        """Of the buffers in ``touches``."""
-        made = [
-            MADE | (ALWAYS_STORED if self.is_extern or b in self.spills else 0) | (0 if self.is_extern else LOOPED)
-            for b in self.makes
-        ]
-        return np.array(made + [0] * (len(self.touches) - len(made)), dtype=np.int64)
-
-
-def kernel_of(facts: FusionFacts, ops: tuple[StoredOp, ...]) -> Kernel:
-    """The kernel of these ops; its loops are those of the last op that has rows or columns."""
-    kernel = facts.kernels.get(ops)
-    if kernel is None:
-        shape = next((op.shape for op in reversed(ops) if op.shape.inner > 1), ops[0].shape)
-        spills = spilled_buffers(ops, shape, facts.longest_row)
-        kernel = facts.kernels[ops] = Kernel(ops, shape, frozenset(spills))
-    return kernel
 
 
 def fuse(facts: FusionFacts, stored: Sequence[StoredOp]) -> list[Kernel]:
@@ -130,19 +81,22 @@ class Fusion:
         sources = set(map(self.made_by.get, op.reads))
         sources.discard(None)
         candidates = [] if op.is_extern else self.candidates(op, sources)
-        home = self.best_home(op, sources, candidates)
-        others = [kernel for kernel in candidates if kernel is not home] if home is not None else []
+        home = self.best_home(op, sources, candidates) if candidates else None
         if home is None:
-            home = self.begin(op)
-        self.join(home, op, sources)
+            candidates = []
+            home = self.begin(op.is_extern)
+            home.before = self.follow(home, sources)
+        else:
+            self.put_before(home, self.follow(home, sources))
+        home.take(op)
         for buffer in op.makes:
             self.made_by[buffer] = home
         if home.bit:
             for buffer in op.reads:
                 self.readers_of.setdefault(buffer, []).append(home)
             home.reusable.update([self.size[b] for b in op.reads & self.single_readers])
-        if others:
-            self.merge_into(home, others)
+        if len(candidates) > 1:
+            self.merge_into(home, [kernel for kernel in candidates if kernel is not home])
         self.position += 1
 
     def candidates(self, op: StoredOp, sources: set[OpenKernel]) -> list[OpenKernel]:
@@ -171,18 +125,18 @@ class Fusion:
                 best, best_bytes = kernel, shared_bytes
         return best
 
-    def begin(self, op: StoredOp) -> OpenKernel:
-        """A new kernel for this op."""
+    def begin(self, is_extern: bool) -> OpenKernel:
+        """A new kernel, still empty."""
         kernel = OpenKernel(self.next_birth, 0, self.position, 0)
-        if not op.is_extern:
+        if not is_extern:
             kernel.bit = 1 << self.num_loops
             self.num_loops += 1
         self.next_birth += 1
         self.kernels.append(kernel)
         return kernel
 
-    def join(self, home: OpenKernel, op: StoredOp, sources: set[OpenKernel]) -> None:
-        """Add an op to a kernel: it now also follows the op's sources, and so does everything that follows it."""
+    def follow(self, home: OpenKernel, sources: set[OpenKernel]) -> int:
+        """Note what else a kernel reads from; returns the loops that must run before it for that."""
         before = 0
         for kernel in sources:
             if kernel is home:
@@ -191,9 +145,9 @@ class Fusion:
             home.direct |= kernel.bit
             if not kernel.bit:
                 home.via |= kernel.before
-            home.newest = max(home.newest, kernel.birth)
-        home.take(op)
-        self.put_before(home, before)
+            if kernel.birth > home.newest:
+                home.newest = kernel.birth
+        return before
 
     def put_before(self, home: OpenKernel, loops: int) -> None:
         """Let ``loops`` run before a kernel and all that follows it."""
@@ -271,13 +225,16 @@ class Fusion:
             (left if is_open else closed).append(kernel)
         new_bit = {k.bit: 1 << number for number, k in enumerate(kernel for kernel in left if kernel.bit)}
         known = sum(new_bit)
-        for kernel in closed:
-            for follower in left:
-                if kernel.bit & follower.direct:
-                    follower.via |= kernel.before
+        closed_bits = sum([kernel.bit for kernel in closed])
         for kernel in left:
-            for name in ("before", "direct", "via"):
-                setattr(kernel, name, sum([new_bit[bit] for bit in bits_of(getattr(kernel, name) & known)]))
+            if kernel.direct & closed_bits:
+                for source in closed:
+                    if source.bit & kernel.direct:
+                        kernel.via |= source.before
+            kernel.before = sum([new_bit[bit] for bit in bits_of(kernel.before & known)])
+            kernel.direct = sum([new_bit[bit] for bit in bits_of(kernel.direct & known)])
+        for kernel in left:
+            kernel.via = sum([new_bit[bit] for bit in bits_of(kernel.via & known)])
             kernel.first = max(kernel.first - self.position, -LONGEST_DISTANCE - 1)
         for kernel in left:
             kernel.bit = new_bit.get(kernel.bit, 0)
@@ -355,45 +312,3 @@ def shapes_fuse(first: OpShape, second: OpShape) -> bool:
         return first.outer == second.outer
     rows, flat = (first, second) if first.inner > 1 else (second, first)
     return flat.outer in (rows.outer, rows.numel)
-
-
-def in_order(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """Topological order: kernels by their first op, each preceded by what it needs (depth first, as Inductor sorts)."""
-    made_by = {buffer: k for k, kernel in enumerate(kernels) for buffer in kernel.makes}
-    order: list[Kernel] = []
-    done: set[int] = set()
-    for first in range(len(kernels)):
-        pending = [first]
-        while pending:
-            k = pending[-1]
-            missing = set() if k in done else {made_by[b] for b in kernels[k].reads if b in made_by} - done - {k}
-            if missing:
-                pending.extend(sorted(missing, reverse=True))
-                continue
-            pending.pop()
-            if k not in done:
-                done.add(k)
-                order.append(kernels[k])
-    return order
-
-
-def spilled_buffers(ops: Sequence[StoredOp], shape: OpShape, longest_row: int) -> set[int]:
-    """Buffers read in a later pass over the rows than the one that makes them: stored although no other kernel reads
-    them.
-
-    A reduction whose rows exceed ``longest_row`` elements is a loop; what follows it is another loop over the same
-    rows.
-    """
-    if ops[0].is_extern or shape.inner <= longest_row:
-        return set()
-    made_in: dict[int, int] = {}
-    reduced: set[int] = set()
-    spilled: set[int] = set()
-    for op in ops:
-        inside = [b for b in op.reads if b in made_in]
-        turn = max((made_in[b] + (b in reduced) for b in inside), default=0)
-        spilled.update(b for b in inside if b not in reduced and made_in[b] < turn)
-        made_in.update((buffer, turn) for buffer in op.makes)
-        if op.is_reduction:
-            reduced.update(op.makes)
-    return spilled

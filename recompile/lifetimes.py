@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from recompile.fusion import ALWAYS_STORED, LOOPED, MADE, Kernel
+from recompile.kernels import ALWAYS_STORED, LOOPED, MADE, Kernel
 
 # What happens to a buffer while a kernel runs: bits of one number. WRITTEN: allocated by it; DIES: freed after it;
 # FROM_LOOP: made by a generated loop, here or before.

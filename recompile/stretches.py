@@ -12,6 +12,7 @@ but its size and who shares it depends on its name. Only what is new costs more 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -19,8 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recompile.fusion import Fusion, Kernel, OpenKernel, in_order, kernel_of
+from recompile.fusion import Fusion, OpenKernel
 from recompile.inlining import IS_READ_LATER, FusionFacts, ProgramOps, StoredOp, inline, program_ops
+from recompile.kernels import Kernel, in_order, kernel_of
 
 # Nodes of forward, or nodes that only backward runs, in a stretch: fewer make more look-ups, more are found less often.
 NODES_PER_STRETCH = 128
@@ -267,14 +269,14 @@ class Stretches:
 
     def _pattern(self, work: Fusion, buffers: Sequence[int]) -> Pattern:
         """The pattern of a state whose live buffers are given in the order of their places."""
-        place = {b: k for k, b in enumerate(buffers)}
+        place, births = {b: k for k, b in enumerate(buffers)}, [kernel.birth for kernel in work.kernels]
         rows = [
             OpenPattern(
                 first=kernel.first if kernel.bit else 0,
                 before=kernel.before,
                 direct=kernel.direct if kernel.bit else 0,
                 via=kernel.via if kernel.bit else 0,
-                newest=sum(other.birth < kernel.newest for other in work.kernels) if kernel.bit else 0,
+                newest=bisect_left(births, kernel.newest) if kernel.bit else 0,
                 shape_number=kernel.loops_like.shape_number if kernel.bit else -1,
                 num_ops=len(kernel.ops),
                 touches=tuple(sorted(place[b] for b in kernel.touches if b in place)) if kernel.bit else (),

@@ -24,10 +24,10 @@ from recompile.dataflow import (
     rebuilt_nodes,
     tangents_of,
 )
-from recompile.fusion import Kernel
 from recompile.hardware import Hardware
 from recompile.inlining import LONGEST_ROW_ON_GPU, FusionFacts, fusion_facts
 from recompile.joint import JointGraph, Kind, Side
+from recompile.kernels import Kernel
 from recompile.lifetimes import DIES, FROM_LOOP, WRITTEN, lifetimes
 from recompile.splits import num_kernels
 from recompile.stretches import Stretches, backward_stretches, forward_stretches, stretches_of
@@ -166,11 +166,11 @@ class Timeline:
         """
         seconds, split = [step.seconds for step in steps], set()
         for k, step in enumerate(steps):
-            finished = step.finishes & split
-            if finished:
+            if step.finishes and not split.isdisjoint(step.finishes):
                 seconds[k] -= self.hardware.launch_s
-                split -= finished
-            split |= step.split
+                split -= step.finishes
+            if step.split:
+                split |= step.split
         return tuple(seconds)
 
     def _new_step(self, kernel: Kernel, fate: bytes) -> Step:

@@ -9,10 +9,10 @@ from recompile.fusion import (
     MOST_OPS_FUSED,
     REUSE_WEIGHT,
     shapes_fuse,
-    spilled_buffers,
 )
 from recompile.inlining import MAX_OPS_INLINED, MAX_OPS_WHEN_REUSED, MAX_READS_WHEN_REUSED, StoredOp
 from recompile.joint import Kind, Side
+from recompile.kernels import spilled_buffers
 
 
 def ancestors(flow, roots, done=()):

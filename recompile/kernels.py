@@ -1,0 +1,110 @@
+"""Kernels that are finished: what they do with each buffer, in which order they run, what they spill."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from recompile.inlining import FusionFacts, OpShape, StoredOp
+
+# What a kernel does with a buffer: bits of one number.
+MADE, ALWAYS_STORED, LOOPED = 1, 2, 4
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """One generated loop or one library call. There is one object for equal ones."""
+
+    ops: tuple[StoredOp, ...]
+    shape: OpShape
+    spills: frozenset[int]  # buffers that it stores whoever reads them
+
+    @property
+    def is_extern(self) -> bool:
+        return self.ops[0].is_extern
+
+    @functools.cached_property
+    def reads(self) -> frozenset[int]:
+        return frozenset(chain.from_iterable(op.reads for op in self.ops))
+
+    @functools.cached_property
+    def makes(self) -> tuple[int, ...]:
+        return tuple(chain.from_iterable(op.makes for op in self.ops))
+
+    @functools.cached_property
+    def touches(self) -> np.ndarray:
+        """What it makes, then what else it reads."""
+        return np.array([*self.makes, *sorted(self.reads.difference(self.makes))], dtype=np.int64)
+
+    @functools.cached_property
+    def roles(self) -> np.ndarray:
+        """Of the buffers in ``touches``."""
+        made = [
+            MADE | (ALWAYS_STORED if self.is_extern or b in self.spills else 0) | (0 if self.is_extern else LOOPED)
+            for b in self.makes
+        ]
+        return np.array(made + [0] * (len(self.touches) - len(made)), dtype=np.int64)
+
+
+def kernel_of(facts: FusionFacts, ops: tuple[StoredOp, ...]) -> Kernel:
+    """The kernel of these ops; its loops are those of the last op that has rows or columns."""
+    kernel = facts.kernels.get(ops)
+    if kernel is None:
+        shape = next((op.shape for op in reversed(ops) if op.shape.inner > 1), ops[0].shape)
+        spills = spilled_buffers(ops, shape, facts.longest_row)
+        kernel = facts.kernels[ops] = Kernel(ops, shape, frozenset(spills))
+    return kernel
+
+
+def in_order(kernels: Sequence[Kernel]) -> list[Kernel]:
+    """Topological order: kernels by their first op, each preceded by what it needs (depth first, as Inductor sorts)."""
+    if not kernels:
+        return []
+    buffers = np.concatenate([kernel.touches for kernel in kernels])
+    user = np.repeat(np.arange(len(kernels)), [len(kernel.touches) for kernel in kernels])
+    is_made = (np.concatenate([kernel.roles for kernel in kernels]) & MADE) > 0
+    maker = np.full(buffers.max(initial=0) + 1, -1)
+    maker[buffers[is_made]] = user[is_made]
+    must_wait = set(user[maker[buffers] > user].tolist())  # for kernels that stand after them
+    made_by, order, done = maker.tolist(), [], [False] * len(kernels)
+    for first in range(len(kernels)):
+        pending = [first]
+        while pending:
+            k = pending[-1]
+            missing = []
+            if not done[k] and (k in must_wait or k != first):
+                missing = sorted({m for b in kernels[k].reads if (m := made_by[b]) >= 0 and m != k and not done[m]})
+            if missing:
+                pending.extend(reversed(missing))
+                continue
+            pending.pop()
+            if not done[k]:
+                done[k] = True
+                order.append(kernels[k])
+    return order
+
+
+def spilled_buffers(ops: Sequence[StoredOp], shape: OpShape, longest_row: int) -> set[int]:
+    """Buffers read in a later pass over the rows than the one that makes them: stored although no other kernel reads
+    them.
+
+    A reduction whose rows exceed ``longest_row`` elements is a loop; what follows it is another loop over the same
+    rows.
+    """
+    if ops[0].is_extern or shape.inner <= longest_row:
+        return set()
+    made_in: dict[int, int] = {}
+    reduced: set[int] = set()
+    spilled: set[int] = set()
+    for op in ops:
+        inside = [b for b in op.reads if b in made_in]
+        turn = max((made_in[b] + (b in reduced) for b in inside), default=0)
+        spilled.update(b for b in inside if b not in reduced and made_in[b] < turn)
+        made_in.update((buffer, turn) for buffer in op.makes)
+        if op.is_reduction:
+            reduced.update(op.makes)
+    return spilled
