@@ -71,15 +71,20 @@ def in_order(kernels: Sequence[Kernel]) -> list[Kernel]:
     maker[buffers[is_made]] = user[is_made]
     must_wait = set(user[maker[buffers] > user].tolist())  # for kernels that stand after them
     made_by, order, done = maker.tolist(), [], [False] * len(kernels)
-    for first in range(len(kernels)):
+    for first, kernel in enumerate(kernels):
+        if done[first]:
+            continue
+        if first not in must_wait:
+            done[first] = True
+            order.append(kernel)
+            continue
         pending = [first]
         while pending:
             k = pending[-1]
-            missing = []
-            if not done[k] and (k in must_wait or k != first):
-                missing = sorted({m for b in kernels[k].reads if (m := made_by[b]) >= 0 and m != k and not done[m]})
+            missing = set() if done[k] else {made_by[b] for b in kernels[k].reads} - {-1, k}
+            missing = [m for m in sorted(missing, reverse=True) if not done[m]]
             if missing:
-                pending.extend(reversed(missing))
+                pending.extend(missing)
                 continue
             pending.pop()
             if not done[k]:

@@ -198,7 +198,12 @@ class Timeline:
         return step
 
     def _finishes(self, kernel: Kernel) -> frozenset[int]:
-        """The split reductions that the kernel goes over the results of, one by one."""
+        """The split reductions that the kernel goes over the results of, one by one.
+
+        What writes into an input does so at the end of the program, too far away to share a kernel.
+        """
+        if any(name_of(self.flow.nodes[op.op].target) == "copy_" for op in kernel.ops):
+            return frozenset()
         ops = {self.flow.op[b] for b in kernel.reads}.intersection(self._more_kernels)
         return frozenset(i for i in ops if kernel.shape.inner == 1 and self.facts.shape[i].outer == kernel.shape.outer)
 

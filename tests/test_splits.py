@@ -58,6 +58,7 @@ def launches(text, device="meta"):
     [
         ("y = sum.dim_IntList x [0]\nreturn y |", "y=2.0"),
         ("y = sum.dim_IntList x [0]\nz = sin y\nreturn y z |", "y=2.0 z=0.0"),  # the last kernel of y makes z too
+        ("r = param 8 bfloat16\ny = sum.dim_IntList x [0]\nz = copy_ r y\nreturn y z |", "y=2.0 z=1.0"),  # at the end
         ("y = sum.dim_IntList x [1]\nreturn y |", "y=1.0"),
     ],
 )
