@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import torch.fx as fx
 from recompile.dataflow import Dataflow
 from recompile.joint import Annotation, JointGraph, Kind
 from recompile.torch_private import RANDOM_FROM_SEED, SEEDS
+from recompile.view_copies import ViewCopy, ops_copied, view_copies
 
 aten = torch.ops.aten
 
@@ -25,6 +26,8 @@ aten = torch.ops.aten
 MAX_READS_WHEN_REUSED = 4
 MAX_OPS_WHEN_REUSED = 30
 MAX_OPS_INLINED = 100
+# ir.py, StorageBox.realize_hint: what reads fewer values than that is cheap enough to be computed once more.
+LEAST_READS_STORED_AHEAD = 2
 # ir.py, StorageBox.should_realize_on_reuse: on the CPU a reused expression with one of these is stored.
 DEAR_ON_CPU = (aten.exp.default, aten.sigmoid.default)
 # torch._inductor's Triton heuristics loop over rows above 1024 elements; generated C++ always loops.
@@ -60,6 +63,7 @@ class StoredOp:
     is_reduction: bool
     is_too_long: bool  # to be inlined
     is_too_dear: bool  # to be inlined into several readers
+    is_copied: bool = False  # a view of the result is in memory: those who read the result itself have it inlined
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +76,9 @@ class FusionFacts:
     always_stored: frozenset[int]
     dear: frozenset[int]  # ops whose reuse forces them into memory on this device
     longest_row: int  # elements that a reduction keeps in registers; longer rows are read again in a later loop
+    view_copies: tuple[ViewCopy, ...] = ()
     stored_ops: dict[tuple, StoredOp] = field(default_factory=dict, repr=False)
+    copies: dict[StoredOp, StoredOp] = field(default_factory=dict, repr=False)
     kernels: dict[tuple[StoredOp, ...], Any] = field(default_factory=dict, repr=False)
     fits: dict[tuple[int, int], bool] = field(default_factory=dict, repr=False)  # by the numbers of two shapes
 
@@ -96,6 +102,22 @@ class FusionFacts:
         """By buffer: what two kernels that read it share. Of a program's seeds each reads another one."""
         nodes = self.flow.nodes
         return tuple(0 if nodes[b].target is SEEDS else size for b, size in enumerate(self.flow.size_bytes))
+
+    @functools.cached_property
+    def read_through(self) -> dict[int, frozenset[int]]:
+        """By op: the buffers that it reads through a view that may be written out."""
+        found: dict[int, frozenset[int]] = {}
+        for copy in self.view_copies:
+            for reader in copy.read_through:
+                found[reader] = found.get(reader, frozenset()).union(self.flow.makes[copy.op])
+        return found
+
+    def copied(self, op: StoredOp) -> StoredOp:
+        """The op as it is inlined into readers beside a view of its result in memory."""
+        beside = self.copies.get(op)
+        if beside is None:
+            beside = self.copies[op] = replace(op, is_copied=True)
+        return beside
 
     @functools.cached_property
     def shape_number(self) -> tuple[int, ...]:
@@ -151,6 +173,7 @@ def fusion_facts(joint: JointGraph, flow: Dataflow) -> FusionFacts:
         always_stored=frozenset(i for i, node in enumerate(flow.nodes) if node.target in RANDOM_FROM_SEED),
         dear=frozenset(i for i, node in enumerate(flow.nodes) if on_cpu and node.target in DEAR_ON_CPU),
         longest_row=LONGEST_ROW_ON_CPU if on_cpu else LONGEST_ROW_ON_GPU,
+        view_copies=view_copies(flow),
     )
 
 
@@ -183,8 +206,8 @@ class ProgramOps:
 
 
 # Bits of ``ProgramOps.flags``: the result goes to memory whatever it takes to compute it; several ops read it; some op
-# of a later stretch reads it.
-MUST_BE_STORED, HAS_MANY_READERS, IS_READ_LATER = 1, 2, 4
+# of a later stretch reads it; a view of it may go to memory in its place.
+MUST_BE_STORED, HAS_MANY_READERS, IS_READ_LATER, MAY_BE_COPIED = 1, 2, 4, 8
 
 
 def program_ops(
@@ -217,6 +240,11 @@ def program_ops(
     result = result[ops]
     flags = MUST_BE_STORED * (must[result] | (result < 0)) + HAS_MANY_READERS * (num_readers[result] > 1)
     flags += IS_READ_LATER * (last_reader[result] > stretch)
+    may_be_copied = np.zeros(num_nodes, dtype=bool)
+    may_be_copied[ops_copied(facts.view_copies, program, num_nodes)] = True
+    is_kept = np.zeros(num_nodes, dtype=bool)
+    is_kept[list(kept)] = True
+    flags += MAY_BE_COPIED * (may_be_copied[ops] & ~is_kept[result] & (result >= 0))
     return ProgramOps(ops, stretch, flags.astype(np.uint8), fewer, last_reader)
 
 
@@ -238,14 +266,27 @@ def inline(
     inlined: dict[int, StoredOp],
 ) -> list[StoredOp]:  # fmt: skip
     """Decide op after op: stored ones are returned, others put into ``inlined``, by buffer, where readers find them."""
-    reads, makes, known = facts.flow.reads, facts.flow.makes, facts.stored_ops
+    reads, makes, known, read_through = facts.flow.reads, facts.flow.makes, facts.stored_ops, facts.read_through
     stored = []
     for i, bits in zip(ops, flags, strict=True):
         made = fewer[i] if i in fewer else makes[i]
-        key = (i, tuple(map(inlined.get, reads[i])), made)
+        sources = tuple(map(inlined.get, reads[i]))
+        if i in read_through:
+            sources = tuple([None if s and s.is_copied and s.makes[0] in read_through[i] else s for s in sources])
+        key = (i, sources, made)
         op = known.get(key) or facts.stored_op(*key)
-        if bits & MUST_BE_STORED or op.is_too_long or (bits & HAS_MANY_READERS and op.is_too_dear):
+        if bits & MAY_BE_COPIED and may_be_copied(facts, op, bits):
+            stored.append(op)
+            inlined[made[0]] = facts.copied(op)
+        elif bits & MUST_BE_STORED or op.is_too_long or (bits & HAS_MANY_READERS and op.is_too_dear):
             stored.append(op)
         else:
             inlined[made[0]] = op
     return stored
+
+
+def may_be_copied(facts: FusionFacts, op: StoredOp, bits: int) -> bool:
+    """Whether only a view of the result goes to memory: nothing else would have stored the result before."""
+    if op.is_too_long or (bits & HAS_MANY_READERS and op.is_too_dear):
+        return False
+    return sum(facts.flow.numel[b] > 1 for b in op.reads) < LEAST_READS_STORED_AHEAD

@@ -10,7 +10,13 @@ from recompile.fusion import (
     REUSE_WEIGHT,
     shapes_fuse,
 )
-from recompile.inlining import MAX_OPS_INLINED, MAX_OPS_WHEN_REUSED, MAX_READS_WHEN_REUSED, StoredOp
+from recompile.inlining import (
+    LEAST_READS_STORED_AHEAD,
+    MAX_OPS_INLINED,
+    MAX_OPS_WHEN_REUSED,
+    MAX_READS_WHEN_REUSED,
+    StoredOp,
+)
 from recompile.joint import Kind, Side
 from recompile.kernels import spilled_buffers
 
@@ -39,17 +45,20 @@ def orders(flow, saved):
 
 
 def stored_ops(facts, program, kept, at_hand):
-    flow, stored, inlined = facts.flow, [], {}
-    ops = [i for i in program if flow.is_op[i]]
+    flow, stored, inlined, copied = facts.flow, [], {}, {}
+    ops, runs = [i for i in program if flow.is_op[i]], set(program)
+    copies = {c.op: c for c in facts.view_copies if c.view in runs and c.products & runs}
     for i in ops:
-        sources = [inlined[b] for b in flow.reads[i] if b in inlined]
-        reads = frozenset(b for b in flow.reads[i] if b not in inlined).union(*(s.reads for s in sources))
+        known = {b: op for b, op in inlined.items() if b not in copied or i not in copied[b].read_through}
+        sources = [known[b] for b in flow.reads[i] if b in known]
+        reads = frozenset(b for b in flow.reads[i] if b not in known).union(*(s.reads for s in sources))
         members = frozenset([i]).union(*(s.members for s in sources))
         makes = tuple(b for b in flow.makes[i] if b not in at_hand)
         is_extern = flow.kind[i] not in (Kind.POINTWISE, Kind.REDUCTION)
         is_reduction = flow.kind[i] is Kind.REDUCTION
         op = StoredOp(i, reads, makes, members, 0, facts.shape[i], 0, is_extern, is_reduction, False, False)
         users = [u for u in ops for b in makes[:1] if b in flow.reads[u]]
+        is_copied = i in copies and len(runs.intersection(copies[i].readers)) > 1 and makes and makes[0] not in kept
         is_heavy = len(reads) > MAX_READS_WHEN_REUSED or len(members) > MAX_OPS_WHEN_REUSED
         if (
             flow.kind[i] is not Kind.POINTWISE
@@ -61,6 +70,9 @@ def stored_ops(facts, program, kept, at_hand):
             or (len(users) > 1 and (is_heavy or members & facts.dear))
         ):
             stored.append(op)
+            is_dear = len(members) > MAX_OPS_INLINED or (len(users) > 1 and (is_heavy or members & facts.dear))
+            if is_copied and not is_dear and sum(flow.numel[b] > 1 for b in reads) < LEAST_READS_STORED_AHEAD:
+                inlined[makes[0]], copied[makes[0]] = op, copies[i]
         else:
             inlined[makes[0]] = op
     return stored

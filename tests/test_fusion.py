@@ -70,6 +70,39 @@ def test_an_inlined_value_makes_its_inputs_those_of_its_readers():
     assert stored(text) == "b(primals_1 primals_2), c(primals_1 primals_2)"
 
 
+COPIED_VIEW = """
+    x = input 2x2x8
+    u = input 2x2x8
+    w = input 8x4
+    a = {value}
+    v = view a [4,8]
+    y = mm v w
+    {second}
+    z = cos a
+    return y z {also}|
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "second", "reads"),
+    [
+        ("sin x", "vt = t v\n    g = mm vt y", "primals_1"),  # the view is computed from x, and z from x once more
+        ("sin x", "g = sum.default a", "a"),  # the product is the view's one reader
+        ("sin x", "g = cos v", "primals_1"),
+        ("add x u", "vt = t v\n    g = mm vt y", "a"),  # two values go in: stored as soon as it is there
+    ],
+)
+def test_a_view_with_several_readers_that_a_product_reads_is_written_in_place_of_its_value(value, second, reads):
+    rows = stored(COPIED_VIEW.format(value=value, second=second, also="g "))
+    assert f"z({reads})" in rows
+    assert "y(primals_3 a)" in rows
+
+
+def test_a_value_that_is_an_output_itself_is_in_memory_whatever_reads_a_view_of_it():
+    rows = stored(COPIED_VIEW.format(value="sin x", second="vt = t v\n    g = mm vt y", also="g a "))
+    assert "z(a)" in rows
+
+
 def reused(num_inputs):
     """A pointwise value of so many inputs with two readers."""
     lines = [f"x{i} = input 4" for i in range(num_inputs)]

@@ -25,9 +25,12 @@ def graphs(draw):
         first = draw(st.sampled_from(forward if is_forward else backward))
         second = draw(st.sampled_from(forward))
         random = "prims.inductor_random [8,8] s 'rand'" if is_forward else f"cos {first}"
-        op = draw(st.sampled_from(["add", "mul", "mm", "sin", "exp", "rows", "columns", "parts", "draw"]))
+        op = draw(st.sampled_from(["add", "mul", "mm", "sin", "exp", "rows", "columns", "parts", "draw", "view"]))
         if op in ("rows", "columns"):
             lines += [f"{name}s = sum {first} [{int(op == 'rows')}] True", f"{name} = sub {second} {name}s"]
+        elif op == "view":
+            lines += [f"{name}p = cos {first}", f"{name}v = view {name}p [8,8]", f"{name}a = mm {name}v {second}"]
+            lines += [f"{name}b = sin {name}v", f"{name}c = add {name}p {name}a", f"{name} = mul {name}b {name}c"]
         elif op == "parts":
             lines += [f"{name}d = native_dropout {first} 0.3 True", f"{name} = getitem {name}d 0"]
             lines += [f"{name}m = getitem {name}d 1", f"{name}c = mul {name} {name}m"]
