@@ -4,19 +4,23 @@ new torch release is one file's work. Written against torch 2.11 to 2.14.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
+import networkx
 import sympy
 import torch
 import torch._dynamo
 import torch._inductor.config as inductor_config
 import torch.fx as fx
 import torch.fx.traceback
+from networkx.algorithms.flow import boykov_kolmogorov
 from torch._dynamo.exc import ShortenTraceback
 from torch._functorch import partitioners
 from torch._functorch._aot_autograd import autograd_cache
@@ -145,7 +149,10 @@ def stock_saved_values(joint: fx.GraphModule, num_fwd_outputs: int, ratio: float
             node.dist_from_bw = 0
         else:
             node.dist_from_bw = min([far, *(user.dist_from_bw + 1 for user in node.users)])
-    return partitioners.choose_saved_values_set(joint.graph, info, memory_budget=ratio)
+    # The same cut in half the time of networkx's default: the side that cannot reach the sink is unique.
+    quick = functools.partial(networkx.minimum_cut, flow_func=boykov_kolmogorov)
+    with mock.patch.object(networkx, "minimum_cut", quick):
+        return partitioners.choose_saved_values_set(joint.graph, info, memory_budget=ratio)
 
 
 # Sizes

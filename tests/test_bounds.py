@@ -5,9 +5,7 @@ import math
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 
-from recompile.planner.dual import Certificate, floor_bound, lower_bound, proposals
-from recompile.planner.finish import made_legal
-from recompile.planner.separators import separators
+from recompile.planner.dual import Certificate, floor_bound, lower_bound
 from recompile.timeline import Timeline
 from tests.notation import CHAIN, H100, annotated
 from tests.random_graphs import joint_texts, legal_sets
@@ -78,16 +76,6 @@ def test_rounds_end_when_the_bound_reaches_a_known_plan():
     certificate = Certificate(Timeline(annotated(CHAIN), H100))
     assert certificate.seconds(512, known_seconds=certificate.seconds(None)) == certificate.seconds(None)
     assert len(certificate.found) == 1
-
-
-def test_proposals_are_distinct_become_legal_and_hold_what_is_forced():
-    timeline = Timeline(annotated(residual_chain(8)), H100)
-    certificate = Certificate(timeline)
-    limit = 2 * certificate.floor_bytes()
-    free, forced = list(proposals(certificate, limit)), separators(timeline.flow)
-    assert len(set(free)) == len(free) >= 3
-    assert all(made_legal(timeline.joint, timeline.flow, saved) for saved in free)
-    assert all(set(forced) <= saved for saved in proposals(certificate, limit, forced=frozenset(forced)))
 
 
 def test_where_nothing_can_be_planned_the_bound_is_infinite():

@@ -23,6 +23,7 @@ import recompile
 from recompile import planner
 from recompile.backend import Partitioner
 from recompile.options import Options
+from recompile.step_memory import HOLDS_TANGENTS
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo", "empty_cache")
 
@@ -256,8 +257,9 @@ def test_a_budget_error_is_raised_again_from_warm_caches():
         return caught.value.floor_bytes
 
     first = floor_bytes()
-    compiled_anew({"memory_budget": first})
-    assert compiled_anew({"memory_budget": first}).was_hit
+    enough = 2 * first if HOLDS_TANGENTS else first  # tangents that are held are not predicted
+    compiled_anew({"memory_budget": enough})
+    assert compiled_anew({"memory_budget": enough}).was_hit
     assert floor_bytes() == first
 
 

@@ -1,4 +1,4 @@
-"""Prices over time: lower bounds on time and peak that hold for every plan, and the saved sets met on the way.
+"""Prices over time: lower bounds on time and peak that hold for every plan.
 
 Give each moment t of the step (``relaxation``) a price mu(t) >= 0 of a byte. For every saved set S within M bytes
 
@@ -32,8 +32,6 @@ MIN_ROUNDS = 12
 # Polyak's relaxation of the step, and the share by which a target exceeds the best bound where no plan's time is known.
 STEP = 0.5
 TARGET_SHARE = 0.02
-# Step for feeding plans to a pool: larger ones swing between two plans.
-FEEDING_STEP = 0.3
 # Rounds end early after this many in a row that raise the best bound by less than this share.
 PATIENCE = 15
 LEAST_GAIN_SHARE = 1e-5
@@ -95,14 +93,10 @@ class Certificate:
         return math.ceil(best * (1 - ROUNDING_SHARE)) if math.isfinite(best) else 0
 
     def ascend(
-        self, limit_bytes: int, rounds: int, step: float, known_seconds: float | None = None,
-        forced: frozenset[int] = frozenset(),
-    ) -> Iterator[Relaxed]:  # fmt: skip
-        """One Relaxed a round, from zero prices up; with ``forced`` nodes saved they bound nothing."""
-        candidates = self.solver.problem.candidates
-        kept = [p for p, i in enumerate(candidates) if i in forced]
-        relaxed = self.solver.solve(self._prices, kept=kept) if forced else self.found[0]
-        prices, best, idle = self._prices, -math.inf, 0
+        self, limit_bytes: int, rounds: int, step: float, known_seconds: float | None = None
+    ) -> Iterator[Relaxed]:
+        """One Relaxed a round, from zero prices up."""
+        relaxed, prices, best, idle = self.found[0], self._prices, -math.inf, 0
         for _ in range(rounds):
             yield relaxed
             bound = relaxed.seconds_within(limit_bytes)
@@ -118,9 +112,8 @@ class Certificate:
                 return
             target = known_seconds if known_seconds is not None else best * (1 + TARGET_SHARE)
             prices = np.maximum(0.0, prices + step * (target - bound) / norm * excess)
-            relaxed = self.solver.solve(prices, kept=kept)
-            if not forced:
-                self.found.append(relaxed)
+            relaxed = self.solver.solve(prices)
+            self.found.append(relaxed)
 
     def _num_rounds(self) -> int:
         size = max(1, len(self.solver.problem.candidates))
@@ -135,17 +128,3 @@ def lower_bound(timeline: Timeline, limit_bytes: int | None, known_seconds: floa
 def floor_bound(timeline: Timeline) -> int:
     """Bytes that the simulated peak of no legal plan undercuts."""
     return Certificate(timeline).floor_bytes()
-
-
-def proposals(
-    certificate: Certificate, limit_bytes: int, rounds: int = MAX_ROUNDS, forced: frozenset[int] = frozenset()
-) -> Iterator[frozenset[int]]:
-    """Saved sets of the relaxed plans on the way to a budget, each once; ``forced`` nodes are always among them.
-
-    They are not yet legal (``finish.made_legal``) and their peak is that of the relaxed problem, not of the simulation.
-    """
-    seen: set[frozenset[int]] = set()
-    for relaxed in certificate.ascend(limit_bytes, rounds, FEEDING_STEP, forced=forced):
-        if relaxed.saved not in seen:
-            seen.add(relaxed.saved)
-            yield relaxed.saved

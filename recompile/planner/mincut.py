@@ -7,8 +7,9 @@
 2. Each plan is simulated with fusion and lifetimes, and teaches what each way to treat a segment between boundaries
    costs (``library``). Single values are turned, another one in each equal segment (``variants``).
 3. For a budget, dynamic programming picks the fastest way for each segment so that the peak fits (``mixture``); the
-   result is simulated, and corrected where the figures did not add up. The fastest simulated plan that fits is the
-   answer, so a larger budget never gets a slower one but by what mixing at just that budget finds.
+   result is simulated, and corrected where the figures did not add up. The fastest simulated plan that fits, improved
+   by flips of single values (``flips``), is the answer: a larger budget never gets a slower one but by what mixing and
+   flipping at just that budget find.
 
 Complexity: some 100 cuts and 200 simulations whatever the depth, each near linear in the graph. Known to be suboptimal:
 pieces are measured one by one, so what two neighbours save together in a shared kernel shows only by chance; no value
@@ -20,13 +21,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from recompile.errors import PlanError
 from recompile.hardware import Hardware
 from recompile.joint import Budget, JointGraph, Plan
 from recompile.planner.envelope import envelope
 from recompile.planner.finish import check_budget, plan_from
+from recompile.planner.flips import climb, flip_groups
 from recompile.planner.full import full_recompute_set
 from recompile.planner.library import Library
 from recompile.planner.mixture import fastest_mixture
@@ -47,6 +49,9 @@ STRIDES = (2, 4, 8, 16)
 MAX_FILLED_GAPS = 4
 # Cuts around which single values are turned; more gained nothing on GPT, Llama and a conv net.
 NUM_TURNED_CUTS = 5
+# Flips of single values around the smallest plan, and around an answer: as many as visit this many nodes together.
+FLIP_WORK = 200_000
+LEAST_FLIPS = 30
 # How many neighbouring segments a piece covers: with more than one, boundaries between them may be rebuilt too.
 STRIDES_MIXED = (1, 2, 4, 8)
 # Peaks, evenly spaced, for which the best mixture of pieces is simulated whatever budget is asked.
@@ -100,6 +105,7 @@ class Search:
                 self._try(cut.saved)
         self._try_turns()
         self._mix_everywhere()
+        self._flip_at_floor()
 
     def answer(self, budget: Budget) -> Candidate:
         """The fastest plan within the budget, after filling the gap around it.
@@ -116,7 +122,7 @@ class Search:
                 self._fill_gap_at(pool, limit)
         chosen = pool.fastest_within(limit)
         assert chosen is not None, "the floor fits, so something fits"
-        return chosen
+        return list(self._climb(pool, chosen, faster_within(limit)))[-1]
 
     def _try(self, saved: Iterable[int]) -> Candidate:
         """Simulate a plan unless that was done, and learn from it what its pieces cost."""
@@ -139,6 +145,21 @@ class Search:
                     self._try(self.network.saved_at(price, kept, rebuilt))
                 except PlanError:
                     continue  # a value of these is needed to rebuild one that cannot be saved
+
+    def _flip_at_floor(self) -> None:
+        """Flips around the smallest plan, where the smallest peak counts."""
+        for better in self._climb(self.pool, self.pool.frontier()[0], is_smaller):
+            self._learn_from(better)
+
+    def _climb(
+        self, pool: Pool, start: Candidate, is_better: Callable[[Candidate, Candidate], bool]
+    ) -> Iterator[Candidate]:
+        """A plan and what flips make of it, from one improvement to the next."""
+        yield start
+        most_flips = max(LEAST_FLIPS, FLIP_WORK // len(pool.timeline.flow.nodes))
+        yield from climb(
+            start, functools.partial(flip_groups, self.network, self.segments), pool.add, is_better, most_flips
+        )
 
     def _mix_everywhere(self) -> None:
         """Mixtures below the smallest peak as long as they lower it, then at evenly spaced peaks up to the fastest."""
@@ -197,6 +218,20 @@ def collector_paused() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+def faster_within(limit: int | None) -> Callable[[Candidate, Candidate], bool]:
+    """Whether one plan is faster than another, or as fast and smaller, and its peak within the limit."""
+
+    def is_faster(new: Candidate, best: Candidate) -> bool:
+        fits = limit is None or new.peak_bytes <= limit
+        return fits and (new.step_seconds, new.peak_bytes) < (best.step_seconds, best.peak_bytes)
+
+    return is_faster
+
+
+def is_smaller(new: Candidate, best: Candidate) -> bool:
+    return (new.peak_bytes, new.step_seconds) < (best.peak_bytes, best.step_seconds)
 
 
 def spread(items: list, count: int) -> list:
