@@ -218,7 +218,7 @@ class Child:
 
 PLANS = {
     "floor_bytes": 40, "shares": [plan(1.0, "one"), plan(0.5, "two"), plan(0.4, "two")],
-    "bytes": [plan(45, "two")], "peers": [{**plan(None, "three"), "method": "checkpoint"}],
+    "bytes": [plan(55, "two")], "peers": [{**plan(None, "three"), "method": "checkpoint"}],
     "below": {"method": "recompile", "budget": 39, "floor_bytes": 40},
 }  # fmt: skip
 
@@ -230,6 +230,21 @@ def test_equal_plans_run_once_and_nothing_runs_twice(tmp_path):
     assert [run["budget"] for run in made["rivals"]] == [50]
     assert peaks.Bench(Store(tmp_path), again).record("mlp") == made
     assert again.asked == []
+
+
+def test_a_budget_in_bytes_that_is_missed_is_run_by_itself_and_what_was_planned_again_counts(tmp_path):
+    class PlansAgain(Child):
+        def __call__(self, kind, name, arguments):
+            found = super().__call__(kind, name, arguments)
+            taken = {"predicted_bytes": 44, "predicted_seconds": 2.0, "flop": 120}
+            is_missed = kind == "run" and arguments[1] == 45
+            return {**found, "measured_bytes": 45, "saved": ["b"], "taken": taken} if is_missed else found
+
+    child = PlansAgain({**PLANS, "bytes": [plan(55, "two"), plan(45, "two")]})
+    kept, missed = peaks.Bench(Store(tmp_path), child).record("mlp")["bytes"]
+    assert (kept["measured_bytes"], kept["flop"], kept["predicted_bytes"]) == (50, 100, 50)
+    assert (missed["measured_bytes"], missed["flop"], missed["predicted_bytes"]) == (45, 120, 44)
+    assert kept["as_planned"] and missed["as_planned"]
 
 
 def test_a_changed_planner_reruns_what_changed(tmp_path):
