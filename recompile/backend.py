@@ -18,6 +18,7 @@ from recompile.dynamic import SizedPlan, has_outgrown, plan_at_sizes
 from recompile.hardware import Hardware
 from recompile.hardware import resolve as resolve_hardware
 from recompile.joint import JointGraph
+from recompile.occupancy import occupancy_of
 from recompile.options import Options
 from recompile.passes import snapshot_overwritten, split_joint
 from recompile.report.explanation import report_graph
@@ -190,11 +191,13 @@ class Partitioner(CustomPartitionerFn):
         asked = options.memory_budget
         timeline = Timeline(decided.joint, self.hardware)
         kept = frozenset(timeline.flow.index[c.node] for c in decided.plan.saved if c.node.op != "placeholder")
+        simulation = timeline.simulate(kept)
         records.add(
             report_graph(
                 decided.joint,
                 decided.plan,
-                timeline.simulate(kept),
+                simulation,
+                occupancy_of(timeline, kept, simulation),
                 planner=options.planner_name(),
                 hardware=self.hardware.name,
                 budget=repr(asked),

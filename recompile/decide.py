@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from recompile.dataflow import dataflow_of, rebuilt_in_backward
@@ -11,8 +12,10 @@ from recompile.hardware import Hardware
 from recompile.joint import Budget, JointGraph, Plan
 from recompile.options import Options
 from recompile.planner.dual import Certificate
-from recompile.planner.mincut import forget
+from recompile.planner.mincut import forget, mincut, search_of
+from recompile.planner.pool import Candidate
 from recompile.timeline import Timeline
+from recompile.tradeoff import points_of
 from recompile.units import format_bytes
 
 # Share of a budget in bytes that is kept back for what the prediction misses. Measured peaks lay at most 0.4 % above
@@ -29,12 +32,13 @@ def decide(joint: JointGraph, hardware: Hardware, options: Options) -> tuple[Pla
     try:
         budget = resolve_budget(options, joint, hardware, planner)
         plan, budget = plan_within(planner, joint, hardware, budget, options)
+        met = search_of(joint, hardware).pool.frontier() if planner is mincut else []  # the search that just answered
     except BudgetError as error:
         raise (with_margin(error, options) if isinstance(options.memory_budget, int) else error) from None
     finally:
         forget()
     check_plan(joint, plan, budget, options.planner_name())
-    return with_bounds(joint, hardware, plan, budget), budget
+    return with_bounds(joint, hardware, plan, budget, met), budget
 
 
 def plan_within(
@@ -50,14 +54,20 @@ def plan_within(
         return planner(joint, hardware, smallest), smallest
 
 
-def with_bounds(joint: JointGraph, hardware: Hardware, plan: Plan, budget: Budget) -> Plan:
-    """The plan with its certificate: how fast, and how small, any plan could be. The same for every planner."""
+def with_bounds(
+    joint: JointGraph, hardware: Hardware, plan: Plan, budget: Budget, met: Sequence[Candidate] = ()
+) -> Plan:
+    """The plan with its certificate: how fast, and how small, any plan could be. The same for every planner.
+
+    ``met``: plans that it is to be compared with; what bounds this plan's time bounds theirs.
+    """
     certificate = Certificate(Timeline(joint, hardware))
     bound = certificate.seconds(budget.peak_bytes)
     return replace(
         plan,
         lower_bound_seconds=bound if math.isfinite(bound) else None,
         floor_bound_bytes=certificate.floor_bytes(),
+        frontier=points_of(met, certificate),
     )
 
 

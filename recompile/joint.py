@@ -132,12 +132,24 @@ class Choice:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class FrontierPoint:
+    """One plan: bytes over what is allocated when forward starts, predicted seconds of forward and backward."""
+
+    peak_bytes: int
+    step_seconds: float
+    saved_bytes: int
+    recompute_flops: int
+    lower_bound_seconds: float | None = None  # no plan with this peak or a smaller one is faster by the same prediction
+
+
 @dataclass(frozen=True)
 class Plan:
     """A decision: what is kept from forward to backward, what is computed again, and what that is predicted to need.
 
     ``lower_bound_seconds``: no plan within the budget is faster by the same prediction; ``floor_bound_bytes``: none has
-    a smaller peak. ``decide`` fills both in for every planner (None: not known).
+    a smaller peak. ``decide`` fills both in for every planner (None: not known). ``frontier``: the plans that the
+    planner met on the way and that no other beats, from the smallest peak to the fastest; empty where it keeps none.
     """
 
     saved: tuple[Choice, ...]
@@ -148,6 +160,7 @@ class Plan:
     step_seconds: float
     lower_bound_seconds: float | None = None
     floor_bound_bytes: int | None = None
+    frontier: tuple[FrontierPoint, ...] = ()
 
 
 Planner = Callable[["JointGraph", "Hardware", Budget], Plan]

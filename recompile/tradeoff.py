@@ -8,24 +8,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from recompile.hardware import Hardware
-from recompile.joint import JointGraph
+from recompile.joint import FrontierPoint, JointGraph
 from recompile.planner.dual import Certificate
 from recompile.planner.mincut import Search
 from recompile.planner.pool import Candidate
 from recompile.report.text import frontier_table
 
 NUM_BOUNDED = 6  # plans for which prices are sought; bounds of the others follow from theirs
-
-
-@dataclass(frozen=True, slots=True)
-class FrontierPoint:
-    """One plan: bytes over what is allocated when forward starts, predicted seconds of forward and backward."""
-
-    peak_bytes: int
-    step_seconds: float
-    saved_bytes: int
-    recompute_flops: int
-    lower_bound_seconds: float | None = None  # no plan with this peak or a smaller one is faster by the same prediction
 
 
 @dataclass(frozen=True)

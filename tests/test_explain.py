@@ -180,9 +180,9 @@ def test_json_holds_totals_and_every_node_and_is_read_back():
 
 def test_the_timeline_peaks_where_the_report_says():
     [graph] = explained(Block(), memory_budget=0.5).graphs
-    assert max(live_bytes for _, _, live_bytes in graph.timeline) <= graph.peak_bytes
-    assert {phase for phase, _, _ in graph.timeline} == {"forward", "backward"}
-    assert {node for _, node, _ in graph.timeline} <= {row.name for row in graph.values}
+    assert max(moment.live_bytes for moment in graph.timeline) <= graph.peak_bytes
+    assert {moment.phase for moment in graph.timeline} == {"forward", "backward"}
+    assert {moment.node for moment in graph.timeline} <= {row.name for row in graph.values}
 
 
 def test_the_networkx_graph_holds_every_graph_with_its_decisions(tmp_path):

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.fx as fx
 
-from recompile.joint import Annotation, Choice, JointGraph, Plan
+from recompile.joint import Annotation, Choice, FrontierPoint, JointGraph, Plan
+from recompile.occupancy import Occupancy, Use
 from recompile.rules import source_line
 from recompile.timeline import Simulation
 
 if TYPE_CHECKING:
     from recompile.footprint import Footprint
     from recompile.gpu import Program
+    from recompile.tradeoff import Frontier
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5  # of records and of to_json(): docs/report-schema.md
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,35 @@ class ValueRow:
     reason: str
 
 
+class Moment(NamedTuple):
+    """One kernel of the predicted step. ``live_bytes`` are allocated while it runs, among them saved values, values
+    computed again, and gradients that backward returns.
+    """
+
+    phase: str  # "forward" or "backward"
+    node: str  # the kernel's first op
+    live_bytes: int
+    seconds: float
+    saved_bytes: int
+    rebuilt_bytes: int
+    gradient_bytes: int
+
+
+@dataclass(frozen=True)
+class PeakReport:
+    """The kernel of a phase at which most is alive. ``alive``: (node that owns it, bytes, what it is there for), the
+    largest first; what for is a value of ``recompile.occupancy.Use``. They exceed ``live_bytes`` by ``shared_bytes``,
+    what is written in place; where that is negative the kernel needs so much beyond its results.
+    """
+
+    phase: str
+    moment: int  # its place in the timeline
+    node: str
+    live_bytes: int
+    shared_bytes: int
+    alive: tuple[tuple[str, int, str], ...]
+
+
 @dataclass(frozen=True)
 class GraphReport:
     """One compiled graph: its predicted step and every node."""
@@ -66,7 +98,9 @@ class GraphReport:
     sizes: tuple[str, ...]  # symbolic sizes and the values that the plan was made for: "s77=64"
     limits: tuple[tuple[str, int], ...]  # up to which of them it keeps a budget in bytes and serves: ("s77", 80)
     values: tuple[ValueRow, ...]
-    timeline: tuple[tuple[str, str, int], ...]  # (phase, node, live bytes)
+    timeline: tuple[Moment, ...]  # one entry a kernel, in the order of the predicted step
+    peaks: tuple[PeakReport, ...]  # forward's and backward's
+    frontier: tuple[FrontierPoint, ...]  # plans met while this one was sought, the smallest first; () for some planners
     program_bytes: int | None = None  # peak of the programs that Inductor emitted, replayed; None: not looked at
 
     @property
@@ -85,10 +119,17 @@ class GraphReport:
         rows = tuple(
             ValueRow(**{**row, "shape": tuple(row["shape"]), "inputs": tuple(row["inputs"])}) for row in data["values"]
         )
-        moments = tuple(tuple(moment) for moment in data["timeline"])
-        limits = tuple((name, limit) for name, limit in data["limits"])
+        peaks = (PeakReport(**{**peak, "alive": tuple(map(tuple, peak["alive"]))}) for peak in data["peaks"])
         plain = {f.name: data[f.name] for f in fields(cls)}
-        return cls(**{**plain, "values": rows, "timeline": moments, "sizes": tuple(data["sizes"]), "limits": limits})
+        rebuilt = {
+            "values": rows,
+            "timeline": tuple(Moment(*moment) for moment in data["timeline"]),
+            "peaks": tuple(peaks),
+            "frontier": tuple(FrontierPoint(**point) for point in data["frontier"]),
+            "sizes": tuple(data["sizes"]),
+            "limits": tuple(map(tuple, data["limits"])),
+        }
+        return cls(**{**plain, **rebuilt})
 
 
 @dataclass(frozen=True)
@@ -148,7 +189,10 @@ class Explanation:
         return explanation_text(self)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for ``json.dumps``: totals, notes, and per graph every node with its decision and reason."""
+        """Plain values for ``json.dumps``: totals, notes, and per graph every node with its decision and reason.
+
+        docs/report-schema.md says what every key means. ``schema`` is its version.
+        """
         ahead = {"footprint": self.footprint, "program": self.program}
         return {
             "schema": SCHEMA_VERSION,
@@ -169,9 +213,33 @@ class Explanation:
 
         return explanation_to_networkx(self)
 
+    def to_graphml(self, path: str | os.PathLike) -> None:
+        """Write the graph of ``to_networkx()`` as GraphML, which Gephi, yEd and igraph read."""
+        import networkx
+
+        networkx.write_graphml(self.to_networkx(), path)
+
+    def to_html(self, path: str | os.PathLike, frontier: Frontier | None = None) -> None:
+        """Write a report that a browser opens without network: one file, nothing is loaded into it.
+
+        ``frontier``: the trade-off to show this plan on, from ``recompile.frontier``. The plans that the planner met
+        are shown without it; the planners "stock", "save_all", "full" and "exact" meet none. It is for explanations of
+        one graph: ValueError otherwise.
+        """
+        from recompile.report.html import explanation_html
+
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(explanation_html(self, frontier))
+
+    def plot(self, path: str | os.PathLike) -> None:
+        """Write a picture (PNG, SVG or PDF, by the ending): live memory over the step. Needs matplotlib."""
+        from recompile.report.plot import plot_timeline
+
+        plot_timeline(self, path)
+
 
 def report_graph(
-    joint: JointGraph, plan: Plan, simulation: Simulation, *, planner: str, hardware: str, budget: str,
+    joint: JointGraph, plan: Plan, simulation: Simulation, occupancy: Occupancy, *, planner: str, hardware: str, budget: str,
     budget_bytes: int | None, planning_seconds: float, sizes: tuple[str, ...], limits: tuple[tuple[str, int], ...],
 ) -> GraphReport:  # fmt: skip
     """The report of one planned graph."""
@@ -196,8 +264,27 @@ def report_graph(
         sizes=sizes,
         limits=limits,
         values=rows,
-        timeline=tuple((m.phase, nodes[m.node].name, m.live_bytes) for m in simulation.moments),
+        timeline=moments_of(nodes, simulation, occupancy),
+        peaks=tuple(
+            PeakReport(
+                phase=peak.phase,
+                moment=peak.moment,
+                node=nodes[peak.node].name,
+                live_bytes=peak.live_bytes,
+                shared_bytes=peak.shared_bytes,
+                alive=tuple((nodes[r.node].name, r.size_bytes, r.use.value) for r in peak.residents),
+            )
+            for peak in occupancy.peaks
+        ),
+        frontier=plan.frontier,
     )
+
+
+def moments_of(nodes: Sequence[fx.Node], simulation: Simulation, occupancy: Occupancy) -> tuple[Moment, ...]:
+    """The simulation's kernels with bytes by use."""
+    columns = (occupancy.bytes_of[use] for use in (Use.SAVED, Use.REBUILT, Use.GRADIENT))
+    rows = zip(simulation.moments, *columns, strict=True)
+    return tuple(Moment(m.phase, nodes[m.node].name, m.live_bytes, m.seconds, *held) for m, *held in rows)
 
 
 def value_row(

@@ -179,7 +179,7 @@ def test_saved_values_and_tangents_are_released_as_backward_proceeds(planner):
 def test_a_layers_saved_values_are_gone_before_the_first_layers_turn():
     """CASES 22: the predicted live bytes fall through backward."""
     graph = traced(products(16), rows, weight)
-    live = [num_bytes for phase, _, num_bytes in report_of(graph, None, "save_all").timeline if phase == "backward"]
+    live = [m.live_bytes for m in report_of(graph, None, "save_all").timeline if m.phase == "backward"]
     assert live[-1] < live[0] / 3
 
 
