@@ -60,8 +60,9 @@ class Footprint:
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"total_bytes": self.total_bytes}
 
-    def __str__(self) -> str:
-        rows = [
+    def items(self) -> list[tuple[str, int]]:
+        """Names for people and bytes, the total last."""
+        return [
             ("parameters", self.parameter_bytes),
             ("buffers", self.buffer_bytes),
             ("batch", self.batch_bytes),
@@ -72,6 +73,9 @@ class Footprint:
             (f"fragmentation, assumed {FRAGMENTATION_SHARE:.0%}", self.fragmentation_bytes),
             ("total", self.total_bytes),
         ]
+
+    def __str__(self) -> str:
+        rows = self.items()
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {format_bytes(size):>10}" for name, size in rows)
 

@@ -1,0 +1,125 @@
+"""What a person can do about a plan, as sentences: each says what was seen, with its line, and what would change it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from recompile.report.explanation import GraphReport, PeakReport, ValueRow
+from recompile.units import format_bytes
+
+if TYPE_CHECKING:
+    from recompile.report.explanation import Explanation
+
+# Share of a peak from which on one kind of value is named as its cause.
+DOMINATES_SHARE = 0.5
+# A peak within this share of the smallest one is called the smallest: plans do not come in finer steps.
+AT_FLOOR_SHARE = 0.01
+# Share of a peak from which on values that an opaque op pins are worth a sentence.
+PINNED_SHARE = 0.01
+# Ops that pick one score of each row, which is what a loss over classes does, in graphs before and after decomposition.
+PICKS_A_CLASS = ("aten.gather.default", "aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
+OPAQUE = ("a custom op (", "a higher-order op (")
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """``seen`` is a sentence, ``do`` another. ``source``: file and line, "" where there is none."""
+
+    seen: str
+    do: str
+    source: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.seen}{f' ({self.source})' if self.source else ''} {self.do}"
+
+
+def advice_for(explanation: Explanation) -> list[Advice]:
+    """Advice on all graphs, the weightiest kind first, each once."""
+    rules = (graph_break, class_scores, opaque_ops, at_the_floor)
+    found = [advice for rule in rules for graph in explanation.graphs for advice in rule(graph)]
+    return list(dict.fromkeys(found))
+
+
+def graph_break(graph: GraphReport) -> Iterator[Advice]:
+    if not graph.ended_by:
+        return
+    source, _, reason = graph.ended_by.partition(": ")
+    yield Advice(
+        f"A graph ends at a graph break: {reason}.",
+        "Each graph is planned on its own, so the budget holds for each and not for their sum: remove the break, or "
+        "move it outside of the compiled function.",
+        source,
+    )
+
+
+def class_scores(graph: GraphReport) -> Iterator[Advice]:
+    """Logits over a large vocabulary, with their copies in float32 and their gradients."""
+    rows = {row.name: row for row in graph.values}
+    picked = [rows[row.inputs[0]] for row in graph.values if row.op in PICKS_A_CLASS and row.side == "forward"]
+    extents = {extent_of(row.shape) for row in picked} - {None}
+    if not graph.peaks or not extents:
+        return
+    peak = max(graph.peaks, key=lambda peak: peak.live_bytes)
+    alive = [(rows[name], size) for name, size, use in peak.alive if use != "gradient" and name in rows]
+    scores = [(row, size) for row, size in alive if extent_of(row.shape) in extents]
+    held = sum(size for _, size in scores)
+    if held < DOMINATES_SHARE * peak.live_bytes:
+        return
+    largest = max(scores, key=lambda pair: pair[1])[0]
+    yield Advice(
+        f"The scores of {largest.shape[-1]} classes (logits, their copies and gradients) are {format_bytes(held)}, "
+        f"{held / peak.live_bytes:.0%} of {peak.phase}'s peak, the highest.",
+        "Recomputation cannot make them smaller: compute the last layer and the loss for slices of the batch, each "
+        "under torch.utils.checkpoint, or use a loss that fuses both.",
+        next((row.source for row in picked if row.source), largest.source),
+    )
+
+
+def extent_of(shape: tuple[str, ...]) -> tuple[str, str] | None:
+    """Rows and classes of scores, whether the rows are one dimension or several; None for what has no rows."""
+    if len(shape) < 2:
+        return None
+    rows = shape[:-1]
+    return (str(math.prod(map(int, rows))) if all(size.isdigit() for size in rows) else "x".join(rows)), shape[-1]
+
+
+def opaque_ops(graph: GraphReport) -> Iterator[Advice]:
+    """Custom ops that must not run twice, and pin memory by that."""
+    pinned: dict[tuple[str, str], list[ValueRow]] = {}
+    for row in graph.values:
+        reason = row.cannot_recompute or ""
+        if row.decision == "saved" and reason.startswith(OPAQUE):
+            pinned.setdefault((reason.partition("(")[2].partition(")")[0], row.source), []).append(row)
+    for (name, source), rows in pinned.items():
+        held = sum(row.size_bytes for row in rows)
+        if held >= PINNED_SHARE * graph.peak_bytes:
+            yield Advice(
+                f"{format_bytes(held)} are kept because {name} may hide state and is not run twice.",
+                "If it is a function of its inputs alone, say so: recompile.register_op(op, recompute=True, flop=...).",
+                source,
+            )
+
+
+def at_the_floor(graph: GraphReport) -> Iterator[Advice]:
+    """The smallest peak that was found, where it was a budget that asked for it."""
+    smallest = graph.frontier[0].peak_bytes if graph.frontier else None
+    if smallest is None or graph.budget_bytes is None or graph.peak_bytes > (1 + AT_FLOOR_SHARE) * smallest:
+        return
+    floor = graph.floor_bound_bytes
+    bound = f", and by this model none can be below {format_bytes(floor)}" if floor is not None else ""
+    highest = max(graph.peaks, key=lambda peak: peak.live_bytes, default=None)
+    yield Advice(
+        f"The peak of {format_bytes(graph.peak_bytes)} is the smallest that was found{bound}.",
+        f"{_what_fills(graph, highest)}For less, lower the batch size or the sequence length.",
+    )
+
+
+def _what_fills(graph: GraphReport, peak: PeakReport | None) -> str:
+    if peak is None or not peak.alive:
+        return ""
+    row = next((row for row in graph.values if row.name == peak.node), None)
+    where = f" ({row.source})" if row is not None and row.source else ""
+    return f"It is reached in {peak.phase} at {peak.node}{where}. "

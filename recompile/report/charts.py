@@ -1,0 +1,292 @@
+"""Charts as SVG text, made for one width each so that text stays readable: live memory, layers, and the frontier.
+
+Colours are classes that report.css gives values to, so that one chart serves light and dark.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from recompile.joint import FrontierPoint
+from recompile.report.explanation import GraphReport, Moment
+from recompile.report.layers import Layer
+from recompile.units import format_bytes, format_seconds
+
+BYTE_UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+SECOND_UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
+# Bands of the timeline, the lowest first: class, legend, and what of a moment it is.
+BANDS: tuple[tuple[str, str, Callable[[Moment], int]], ...] = (
+    ("saved", "kept for backward", lambda m: m.saved_bytes),
+    ("gradient", "gradients that backward returns", lambda m: m.gradient_bytes),
+    ("rebuilt", "computed again", lambda m: m.rebuilt_bytes),
+    (
+        "other",
+        "outputs and temporaries",
+        lambda m: m.live_bytes - m.saved_bytes - m.gradient_bytes - m.rebuilt_bytes,
+    ),
+)
+LEAST_STEP = 0.8  # px: kernels that take less of the chart's width are drawn as one, at the highest of them
+CHARACTER = 6.3  # px: about the width of one at the charts' 12 px
+BUDGET_IN_VIEW = 1.5  # a budget up to this multiple of the peak is drawn; above it the scale is the peak's
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A chart's outer size and margins in px, and the values at its right and upper ends."""
+
+    width: int
+    height: int
+    left: int
+    right: int
+    top: int
+    bottom: int
+    x_range: tuple[float, float]
+    y_range: tuple[float, float]
+
+    def x(self, value: float) -> float:
+        low, high = self.x_range
+        return self.left + (value - low) / ((high - low) or 1) * (self.width - self.left - self.right)
+
+    def y(self, value: float) -> float:
+        low, high = self.y_range
+        return self.height - self.bottom - (value - low) / ((high - low) or 1) * (self.height - self.top - self.bottom)
+
+    @property
+    def floor(self) -> int:
+        return self.height - self.bottom
+
+
+def unit_for(largest: float, units: Sequence[tuple[str, float]]) -> tuple[str, float]:
+    """The largest unit of which there is at least one."""
+    return next(((name, size) for name, size in units if largest >= size), units[-1])
+
+
+def ticks(low: float, high: float, count: int) -> list[float]:
+    """Round values from low to high, about ``count`` of them: steps of 1, 2, 2.5 or 5 times a power of ten."""
+    span = high - low
+    if span <= 0:
+        return [low]
+    raw = span / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * (1 - 1e-9))
+    first = math.ceil(low / step - 1e-9)
+    return [k * step for k in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def svg(frame: Frame, title: str, text: str, parts: Iterable[str], kind: str, data: str = "") -> str:
+    """The chart with what a screen reader says about it. ``kind`` is "wide" or "narrow"."""
+    return (
+        f'<svg class="chart {kind}" viewBox="0 0 {frame.width} {frame.height}" width="{frame.width}" '
+        f'height="{frame.height}" role="img" aria-label="{escape(f"{title}. {text}")}"{data}>'
+        f"<title>{escape(title)}</title><desc>{escape(text)}</desc>{''.join(parts)}</svg>"
+    )
+
+
+def label(x: float, y: float, text: str, anchor: str = "start", css: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{css}">{escape(text)}</text>'
+
+
+def line(x1: float, y1: float, x2: float, y2: float, css: str) -> str:
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{css}"/>'
+
+
+def axes(
+    frame: Frame, x_units: Sequence[tuple[str, float]], y_units: Sequence[tuple[str, float]], x_name: str, y_name: str
+) -> list[str]:
+    """Grid, ticks and names; each axis in the unit that its largest value asks for."""
+    x_unit, x_size = unit_for(frame.x_range[1], x_units)
+    y_unit, y_size = unit_for(frame.y_range[1], y_units)
+    parts = []
+    for value in ticks(frame.y_range[0] / y_size, frame.y_range[1] / y_size, 5 if frame.height > 200 else 3):
+        y = frame.y(value * y_size)
+        parts += [line(frame.left, y, frame.width - frame.right, y, "grid"), label(frame.left - 6, y + 4, f"{value:g}", "end")]
+    for value in ticks(frame.x_range[0] / x_size, frame.x_range[1] / x_size, max(3, frame.width // 110)):
+        x = frame.x(value * x_size)
+        parts += [line(x, frame.floor, x, frame.floor + 4, "tick"), label(x, frame.floor + 17, f"{value:g}", "middle")]
+    parts.append(line(frame.left, frame.floor, frame.width - frame.right, frame.floor, "axis"))
+    parts.append(label(frame.left - 6, frame.top - 8, y_unit, "end", "unit"))
+    parts.append(label(frame.left + 2, frame.top - 8, y_name, "start", "unit"))
+    parts.append(label(frame.width - frame.right, frame.height - 6, f"{x_name}, {x_unit}", "end", "unit"))
+    return parts
+
+
+# Live memory
+
+
+def timeline_chart(graph: GraphReport, width: int, height: int, kind: str) -> str:
+    """Live bytes over the predicted step as stacked areas, both peaks and the budget marked."""
+    total = sum(m.seconds for m in graph.timeline)
+    highest = max((m.live_bytes for m in graph.timeline), default=0)
+    budget = graph.budget_bytes
+    shows_budget = budget is not None and highest <= budget <= BUDGET_IN_VIEW * highest
+    frame = Frame(
+        width, height, 52, 14, 74, 42, (0.0, total), (0.0, 1.03 * max(highest, budget if shows_budget else 0, 1))
+    )
+    steps = drawn_steps(graph.timeline, frame)
+    parts = axes(frame, SECOND_UNITS, BYTE_UNITS, "time of the predicted step", "live memory")
+    parts += [area(steps, frame, k, css) for k, (css, _, _) in enumerate(BANDS)]
+    start = sum(m.seconds for m in graph.timeline if m.phase == "forward")
+    turn = frame.x(start)
+    parts += [line(turn, frame.top, turn, frame.floor, "turn")]
+    parts += [label(turn - 6, frame.floor - 8, "forward", "end", "phase")] if turn - frame.left > 60 else []
+    parts += [label(turn + 6, frame.floor - 8, "backward", "start", "phase")] if frame.width - turn > 80 else []
+    if shows_budget:
+        y = frame.y(budget)
+        text = f"budget {format_bytes(budget)}"
+        parts += [line(frame.left, y, width - frame.right, y, "budget")]
+        parts += [label(width - frame.right, y - 5, text, "end", "budget-text")]
+    parts += peak_marks(graph, frame)
+    parts.append(
+        f'<line class="cursor" x1="0" x2="0" y1="{frame.top}" y2="{frame.floor}"/>'
+        f'<rect class="hover" x="{frame.left}" y="{frame.top}" width="{width - frame.left - frame.right}" '
+        f'height="{frame.floor - frame.top}"/>'
+    )
+    peaks = ", ".join(f"{peak.phase}'s peak {format_bytes(peak.live_bytes)}" for peak in graph.peaks)
+    text = f"{peaks}; the step takes {format_seconds(total)}."
+    data = f' data-left="{frame.left}" data-right="{width - frame.right}" data-total="{total!r}"'
+    return svg(frame, "Live memory over the predicted step", text, parts, kind, data)
+
+
+def drawn_steps(moments: Sequence[Moment], frame: Frame) -> list[tuple[float, float, tuple[int, ...]]]:
+    """(from px, to px, cumulated bands); neighbours too thin to be seen are merged into the highest of them."""
+    steps: list[tuple[float, float, int, tuple[int, ...]]] = []
+    clock = 0.0
+    for moment in moments:
+        left, clock = frame.x(clock), clock + moment.seconds
+        right = frame.x(clock)
+        stack, total = [], 0
+        for _, _, part in BANDS:
+            total += part(moment)
+            stack.append(total)
+        if steps and steps[-1][1] - steps[-1][0] < LEAST_STEP:
+            x0, _, live, before = steps[-1]
+            steps[-1] = (x0, right, *((live, before) if live >= moment.live_bytes else (moment.live_bytes, tuple(stack))))
+        else:
+            steps.append((left, right, moment.live_bytes, tuple(stack)))
+    return [(x0, x1, stack) for x0, x1, _, stack in steps]
+
+
+def area(steps: Sequence[tuple[float, float, tuple[int, ...]]], frame: Frame, band: int, css: str) -> str:
+    """One band between its own line and that of the band below."""
+
+    def edge(level: int) -> list[str]:
+        values = [frame.y(stack[level]) if level >= 0 else float(frame.floor) for _, _, stack in steps]
+        return [f"{x0:.1f},{y:.1f} {x1:.1f},{y:.1f}" for (x0, x1, _), y in zip(steps, values, strict=True)]
+
+    below = " ".join(edge(band - 1)).split(" ")[::-1] if steps else []
+    return f'<polygon class="band {css}" points="{" ".join([*edge(band), *below])}"/>' if steps else ""
+
+
+def peak_marks(graph: GraphReport, frame: Frame) -> list[str]:
+    """A dot and a line of text at both peaks; forward's text stands in the upper row, so that they never collide."""
+    parts, clock = [], [0.0]
+    for moment in graph.timeline:
+        clock.append(clock[-1] + moment.seconds)
+    for row, peak in enumerate(graph.peaks):
+        x, y = frame.x((clock[peak.moment] + clock[peak.moment + 1]) / 2), frame.y(peak.live_bytes)
+        text, height = f"{peak.phase}'s peak {format_bytes(peak.live_bytes)}", 16 + 18 * row
+        half = len(text) * CHARACTER / 2
+        middle = min(max(x, half), frame.width - half)
+        parts += [line(x, height + 5, x, y, "lead"), f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" class="dot"/>']
+        parts.append(label(middle, height, text, "middle", "strong"))
+    return parts
+
+
+# Layers
+
+
+def layers_chart(layers: Sequence[Layer], width: int, height: int, kind: str) -> str:
+    """Per layer, bytes kept, and beside them bytes that would be kept but are computed again."""
+    highest = max((max(layer.kept_bytes, layer.again_bytes) for layer in layers), default=0)
+    frame = Frame(width, height, 52, 14, 26, 38, (0.0, float(len(layers))), (0.0, 1.05 * (highest or 1)))
+    unit, size = unit_for(frame.y_range[1], BYTE_UNITS)
+    parts = []
+    for value in ticks(0, frame.y_range[1] / size, 3):
+        y = frame.y(value * size)
+        parts += [line(frame.left, y, width - frame.right, y, "grid"), label(frame.left - 6, y + 4, f"{value:g}", "end")]
+    parts.append(label(frame.left - 6, frame.top - 10, unit, "end", "unit"))
+    every = math.ceil(len(layers) * 22 / (width - frame.left - frame.right))
+    column = frame.x(1) - frame.x(0)
+    for k, layer in enumerate(layers):
+        bar = max(1.0, min(26.0, 0.38 * column))
+        middle = frame.x(k + 0.5)
+        name = f"{layer.stem.replace('*', str(layer.number))}"
+        what = f"{name}: {format_bytes(layer.kept_bytes)} kept, {format_bytes(layer.again_bytes)} computed again"
+        bars = "".join(
+            f'<rect class="{css}" x="{x:.1f}" y="{frame.y(held):.1f}" width="{bar:.1f}" '
+            f'height="{frame.floor - frame.y(held):.1f}"/>'
+            for css, held, x in (("saved", layer.kept_bytes, middle - bar), ("rebuilt", layer.again_bytes, middle))
+        )
+        parts.append(f"<g><title>{escape(what)}</title>{bars}</g>")
+        if k % every == 0:
+            parts.append(label(middle, frame.floor + 16, str(layer.number), "middle"))
+    parts.append(line(frame.left, frame.floor, width - frame.right, frame.floor, "axis"))
+    parts.append(label(width - frame.right, height - 4, f"layer of {layers[0].stem}", "end", "unit"))
+    text = f"{len(layers)} layers, at most {format_bytes(highest)} in one."
+    return svg(frame, "Bytes kept and computed again per layer", text, parts, kind)
+
+
+# The frontier
+
+
+def frontier_chart(
+    graph: GraphReport, points: Sequence[FrontierPoint], width: int, height: int, kind: str
+) -> str:
+    """Step time against peak: the plans that were met, this one, the budget, and what no plan reaches."""
+    peaks = [point.peak_bytes for point in points] + [graph.peak_bytes]
+    times = [point.step_seconds for point in points] + [graph.step_seconds]
+    bounds = [(point.peak_bytes, point.lower_bound_seconds) for point in points if point.lower_bound_seconds]
+    lowest = min([*times, *(seconds for _, seconds in bounds)])
+    room = 0.08 * (max(times) - lowest or max(times))
+    floor = graph.floor_bound_bytes or min(peaks)
+    frame = Frame(
+        width, height, 52, 16, 34, 42, (0.92 * min(floor, *peaks), 1.04 * max(peaks)), (lowest - room, max(times) + room)
+    )
+    parts = unreachable(graph, frame, bounds)
+    parts += axes(frame, BYTE_UNITS, SECOND_UNITS, "peak of the step", "time of the step")
+    steps = [f"M{frame.x(points[0].peak_bytes):.1f},{frame.y(points[0].step_seconds):.1f}"] if points else []
+    steps += [f"H{frame.x(point.peak_bytes):.1f}V{frame.y(point.step_seconds):.1f}" for point in points[1:]]
+    parts.append(f'<path class="stairs" d="{"".join(steps)}"/>')
+    for point in points:
+        what = f"{format_bytes(point.peak_bytes)}, {format_seconds(point.step_seconds)}"
+        parts.append(
+            f'<circle class="met" cx="{frame.x(point.peak_bytes):.1f}" cy="{frame.y(point.step_seconds):.1f}" r="3.5">'
+            f"<title>{what}</title></circle>"
+        )
+    if graph.budget_bytes is not None and frame.x_range[0] <= graph.budget_bytes <= frame.x_range[1]:
+        x = frame.x(graph.budget_bytes)
+        parts += [line(x, frame.top, x, frame.floor, "budget")]
+        parts += [label(*beside(x, frame, "budget"), css="budget-text")]
+    x, y = frame.x(graph.peak_bytes), frame.y(graph.step_seconds)
+    parts.append(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="6"/>')
+    text = f"this plan: {format_bytes(graph.peak_bytes)}, {format_seconds(graph.step_seconds)}"
+    half = len(text) * CHARACTER / 2
+    parts.append(label(min(max(x, frame.left + half), width - half - 4), max(y - 14, 12), text, "middle", "strong halo"))
+    return svg(frame, "Trade-off between peak memory and time", text, parts, kind)
+
+
+def beside(x: float, frame: Frame, text: str) -> tuple[float, float, str, str]:
+    """Where a name stands that belongs to a vertical line: right of it if there is room."""
+    fits = x + 8 + len(text) * CHARACTER < frame.width - frame.right
+    return (x + 5 if fits else x - 5), frame.top + 12, text, "start" if fits else "end"
+
+
+def unreachable(graph: GraphReport, frame: Frame, bounds: Sequence[tuple[int, float]]) -> list[str]:
+    """The areas left of the smallest possible peak, and below the shortest possible time."""
+    parts, right = [], frame.width - frame.right
+    start = float(frame.left)
+    if graph.floor_bound_bytes:
+        start = min(max(frame.x(graph.floor_bound_bytes), start), right)
+        parts.append(
+            f'<rect class="barred" x="{frame.left}" y="{frame.top}" width="{start - frame.left:.1f}" '
+            f'height="{frame.floor - frame.top}"/>'
+        )
+    if bounds:
+        edge = [f"{start:.1f},{frame.floor}", f"{start:.1f},{frame.y(bounds[0][1]):.1f}"]
+        edge += [f"{frame.x(peak):.1f},{frame.y(seconds):.1f}" for peak, seconds in bounds]
+        edge += [f"{right:.1f},{frame.y(bounds[-1][1]):.1f}", f"{right:.1f},{frame.floor}"]
+        parts.append(f'<polygon class="barred" points="{" ".join(edge)}"/>')
+    return parts
