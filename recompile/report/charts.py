@@ -13,9 +13,10 @@ from html import escape
 from recompile.joint import FrontierPoint
 from recompile.report.explanation import GraphReport, Moment
 from recompile.report.layers import Layer
-from recompile.units import format_bytes, format_seconds
+from recompile.units import format_bytes, format_flop, format_seconds
 
 BYTE_UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+FLOP_UNITS = (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("kFLOP", 1e3), ("FLOP", 1))
 SECOND_UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
 # Bands of the timeline, the lowest first: class, legend, and what of a moment it is.
 BANDS: tuple[tuple[str, str, Callable[[Moment], int]], ...] = (
@@ -29,7 +30,7 @@ BANDS: tuple[tuple[str, str, Callable[[Moment], int]], ...] = (
     ),
 )
 LEAST_STEP = 0.8  # px: kernels that take less of the chart's width are drawn as one, at the highest of them
-CHARACTER = 6.3  # px: about the width of one at the charts' 12 px
+CHARACTER, BOLD_CHARACTER = 6.3, 7.3  # px: about the width of one at the charts' 12 px
 BUDGET_IN_VIEW = 1.5  # a budget up to this multiple of the peak is drawn; above it the scale is the peak's
 
 
@@ -103,7 +104,7 @@ def axes(
     for value in ticks(frame.y_range[0] / y_size, frame.y_range[1] / y_size, 5 if frame.height > 200 else 3):
         y = frame.y(value * y_size)
         parts += [line(frame.left, y, frame.width - frame.right, y, "grid"), label(frame.left - 6, y + 4, f"{value:g}", "end")]
-    for value in ticks(frame.x_range[0] / x_size, frame.x_range[1] / x_size, max(3, frame.width // 110)):
+    for value in ticks(frame.x_range[0] / x_size, frame.x_range[1] / x_size, max(4, frame.width // 110)):
         x = frame.x(value * x_size)
         parts += [line(x, frame.floor, x, frame.floor + 4, "tick"), label(x, frame.floor + 17, f"{value:g}", "middle")]
     parts.append(line(frame.left, frame.floor, frame.width - frame.right, frame.floor, "axis"))
@@ -188,45 +189,56 @@ def peak_marks(graph: GraphReport, frame: Frame) -> list[str]:
     for row, peak in enumerate(graph.peaks):
         x, y = frame.x((clock[peak.moment] + clock[peak.moment + 1]) / 2), frame.y(peak.live_bytes)
         text, height = f"{peak.phase}'s peak {format_bytes(peak.live_bytes)}", 16 + 18 * row
-        half = len(text) * CHARACTER / 2
-        middle = min(max(x, half), frame.width - half)
-        parts += [line(x, height + 5, x, y, "lead"), f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" class="dot"/>']
-        parts.append(label(middle, height, text, "middle", "strong"))
+        wide = len(text) * BOLD_CHARACTER
+        end = max(x - 6, wide) if row == 0 else min(x + 6 + wide, frame.width)  # left of the first, right of the second
+        parts += [line(x, height - 10, x, y, "lead"), f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" class="dot"/>']
+        parts.append(label(end if row == 0 else end - wide, height, text, "end" if row == 0 else "start", "strong halo"))
     return parts
 
 
 # Layers
 
 
-def layers_chart(layers: Sequence[Layer], width: int, height: int, kind: str) -> str:
-    """Per layer, bytes kept, and beside them bytes that would be kept but are computed again."""
-    highest = max((max(layer.kept_bytes, layer.again_bytes) for layer in layers), default=0)
-    frame = Frame(width, height, 52, 14, 26, 38, (0.0, float(len(layers))), (0.0, 1.05 * (highest or 1)))
-    unit, size = unit_for(frame.y_range[1], BYTE_UNITS)
+@dataclass(frozen=True)
+class Measure:
+    """A figure of a layer that a chart shows."""
+
+    name: str
+    css: str
+    of: Callable[[Layer], float]
+    units: Sequence[tuple[str, float]]
+    text: Callable[[float], str]
+
+
+KEPT = Measure("kept", "saved", lambda layer: layer.kept_bytes, BYTE_UNITS, format_bytes)
+AGAIN = Measure("computed again", "rebuilt", lambda layer: layer.again_flop, FLOP_UNITS, format_flop)
+
+
+def layers_chart(layers: Sequence[Layer], measure: Measure, width: int, height: int, kind: str) -> str:
+    """One bar a layer."""
+    values = [measure.of(layer) for layer in layers]
+    frame = Frame(width, height, 52, 14, 26, 38, (0.0, float(len(layers))), (0.0, 1.05 * (max(values) or 1)))
+    unit, size = unit_for(frame.y_range[1], measure.units)
     parts = []
     for value in ticks(0, frame.y_range[1] / size, 3):
         y = frame.y(value * size)
         parts += [line(frame.left, y, width - frame.right, y, "grid"), label(frame.left - 6, y + 4, f"{value:g}", "end")]
-    parts.append(label(frame.left - 6, frame.top - 10, unit, "end", "unit"))
+    parts.append(label(frame.left + 2, frame.top - 10, f"{measure.name}, {unit} a layer", "start", "unit"))
     every = math.ceil(len(layers) * 22 / (width - frame.left - frame.right))
-    column = frame.x(1) - frame.x(0)
-    for k, layer in enumerate(layers):
-        bar = max(1.0, min(26.0, 0.38 * column))
-        middle = frame.x(k + 0.5)
-        name = f"{layer.stem.replace('*', str(layer.number))}"
-        what = f"{name}: {format_bytes(layer.kept_bytes)} kept, {format_bytes(layer.again_bytes)} computed again"
-        bars = "".join(
-            f'<rect class="{css}" x="{x:.1f}" y="{frame.y(held):.1f}" width="{bar:.1f}" '
-            f'height="{frame.floor - frame.y(held):.1f}"/>'
-            for css, held, x in (("saved", layer.kept_bytes, middle - bar), ("rebuilt", layer.again_bytes, middle))
+    bar = max(1.0, min(28.0, 0.7 * (frame.x(1) - frame.x(0))))
+    for k, (layer, value) in enumerate(zip(layers, values, strict=True)):
+        middle, y = frame.x(k + 0.5), frame.y(value)
+        what = f"{layer.stem.replace('*', str(layer.number))}: {measure.text(value)} {measure.name}"
+        parts.append(
+            f'<rect class="{measure.css}" x="{middle - bar / 2:.1f}" y="{y:.1f}" width="{bar:.1f}" '
+            f'height="{frame.floor - y:.1f}"><title>{escape(what)}</title></rect>'
         )
-        parts.append(f"<g><title>{escape(what)}</title>{bars}</g>")
         if k % every == 0:
             parts.append(label(middle, frame.floor + 16, str(layer.number), "middle"))
     parts.append(line(frame.left, frame.floor, width - frame.right, frame.floor, "axis"))
-    parts.append(label(width - frame.right, height - 4, f"layer of {layers[0].stem}", "end", "unit"))
-    text = f"{len(layers)} layers, at most {format_bytes(highest)} in one."
-    return svg(frame, "Bytes kept and computed again per layer", text, parts, kind)
+    parts.append(label(width - frame.right, height - 4, f"number of {layers[0].stem}", "end", "unit"))
+    text = f"{len(layers)} layers, at most {measure.text(max(values))} in one."
+    return svg(frame, f"{measure.name} per layer", text, parts, kind)
 
 
 # The frontier
@@ -263,7 +275,7 @@ def frontier_chart(
     x, y = frame.x(graph.peak_bytes), frame.y(graph.step_seconds)
     parts.append(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="6"/>')
     text = f"this plan: {format_bytes(graph.peak_bytes)}, {format_seconds(graph.step_seconds)}"
-    half = len(text) * CHARACTER / 2
+    half = len(text) * BOLD_CHARACTER / 2
     parts.append(label(min(max(x, frame.left + half), width - half - 4), max(y - 14, 12), text, "middle", "strong halo"))
     return svg(frame, "Trade-off between peak memory and time", text, parts, kind)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 
 from recompile.hardware import named_hardware
 from recompile.report.advice import advice_for
-from recompile.report.charts import BANDS, frontier_chart, layers_chart, timeline_chart
+from recompile.report.charts import AGAIN, BANDS, KEPT, frontier_chart, layers_chart, timeline_chart
 from recompile.report.explanation import GraphReport, ValueRow
 from recompile.report.layers import Fold, Layer, Treatment, folds_of, layers_of, place_of, ranges_text, treatments_of
 from recompile.report.tables import (
     again_table,
+    behind_of,
     code,
     frontier_rows,
     kept_table,
@@ -30,6 +31,7 @@ from recompile.report.tables import (
     shape_text,
     short_op,
     source_of,
+    work_text,
 )
 from recompile.report.text import bound_text, reach_text, share_above, short_source
 from recompile.units import format_bytes, format_flop, format_seconds
@@ -39,8 +41,11 @@ if TYPE_CHECKING:
     from recompile.tradeoff import Frontier
 
 FOLDER = Path(__file__).parent
-WIDE, NARROW = 1080, 342  # px: a desktop's column, and a phone's of 390 less its margins
+WIDE, HALF, NARROW = 1030, 497, 340  # px: a desktop's column, half of it, and a phone's of 390 less its margins
 VALUES_SHOWN = 6  # of a layer, before "and n more"
+LAYER_HEADS = (
+    ("layers", ""), ("each keeps", " class=num"), ("mostly", ""), ("computes again", " class=num"), ("mostly", "")
+)  # fmt: skip
 LEAST_LAYERS = 3  # of one kind for a chart of them
 
 
@@ -112,11 +117,12 @@ def tiles(explanation: Explanation) -> str:
     bound, floor = explanation.lower_bound_seconds, explanation.floor_bound_bytes
     limits = "" if bound is None else f"at most {share_above(explanation.step_seconds, bound)} above the best possible"
     smallest = graphs[0].frontier[0].peak_bytes if len(graphs) == 1 and graphs[0].frontier else None
-    again = sum(row.seconds for graph in graphs for row in graph.recomputed)
+    num_kept = sum(row.kind != "input" for graph in graphs for row in graph.saved)
+    num_again = sum(len(graph.recomputed) for graph in graphs)
     shown = [
         ("peak", format_bytes(explanation.peak_bytes), [" · ".join(peaks)], fill(explanation)),
-        ("kept for backward", format_bytes(explanation.saved_bytes), ["from forward to backward"], ""),
-        ("computed again", format_flop(explanation.recompute_flops), [f"{format_seconds(again)} op by op, less fused"], ""),
+        ("kept for backward", format_bytes(explanation.saved_bytes), [f"{num_kept} values"], ""),
+        ("computed again", format_flop(explanation.recompute_flops), [f"{num_again} ops, in backward"], ""),
         ("step", format_seconds(explanation.step_seconds), [slower, limits], ""),
     ]
     if smallest is not None:
@@ -224,45 +230,49 @@ def layers_section(graph: GraphReport) -> str:
     for stem in dict.fromkeys(layer.stem for layer in layers if layer.number is not None):
         alike = [layer for layer in layers if layer.stem == stem]
         if len(alike) >= LEAST_LAYERS:
-            charts += layers_chart(alike, WIDE, 190, "wide") + layers_chart(alike, NARROW, 190, "narrow")
-    legend = '<ul class="legend"><li><i class="saved"></i>kept</li><li><i class="rebuilt"></i>computed again</li></ul>'
-    cards = "".join(card(treatment) for treatment in treatments_of(layers))
+            pair = (
+                layers_chart(alike, measure, width, 170, kind)
+                for measure in (KEPT, AGAIN)
+                for width, kind in ((HALF, "wide"), (NARROW, "narrow"))
+            )
+            charts += f'<div class="columns charts">{"".join(pair)}</div>'
+    by_name = {row.name: row for row in graph.values}
+    heads = "".join(f"<th scope=col{css}>{name}</th>" for name, css in LAYER_HEADS)
+    body = "".join(layer_rows(treatment, by_name) for treatment in treatments_of(layers))
     return (
-        "<section><h2>Layer by layer</h2><p>Layers with the same decisions are shown once. A value is kept where "
-        "computing it again would cost more than its memory is worth at this budget; its price stands below it.</p>"
-        f"{legend + charts if charts else ''}{summary(layers)}{cards}</section>"
+        "<section><h2>Layer by layer</h2><p>Layers with the same decisions share a row. What is kept is worth its memory "
+        "by what would have to run again without it; where memory is dearer, more is computed again.</p>"
+        f'{charts}<table class="summary"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></section>'
     )
 
 
-def summary(layers: Sequence[Layer]) -> str:
-    """One row a treatment: what each of its layers keeps, spares and computes again."""
-    rows = []
-    for k, treatment in enumerate(treatments_of(layers)):
-        main = "; ".join(main_values(treatment.kept)) or "nothing"
-        spared = "; ".join(main_values(treatment.again)) or "nothing"
-        rows.append(
-            f'<tr><th scope="row">{title_of(treatment)}</th>'
-            f'<td class="num" data-t="keeps">{format_bytes(sum(row.size_bytes for row in treatment.kept))}</td>'
-            f'<td data-t="mostly">{main}</td>'
-            f'<td class="num" data-t="computes again">{len(treatment.again)} ops</td>'
-            f'<td data-t="mostly">{spared}</td></tr>'
-        )
-    heads = "".join(
-        f'<th scope="col"{css}>{name}</th>'
-        for name, css in (
-            ("layers", ""), ("each keeps", " class=num"), ("mostly", ""), ("computes again", " class=num"), ("mostly", "")
-        )
-    )  # fmt: skip
-    return f'<table class="summary"><thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+def layer_rows(treatment: Treatment, by_name: dict[str, ValueRow]) -> str:
+    """What each of some layers keeps and computes again, and below it, folded away, why."""
+    kept = main_values(treatment.kept, lambda fold: fold.size_bytes, format_bytes)
+    again = main_values(treatment.again, lambda fold: fold.seconds, None)
+    keeps = format_bytes(sum(row.size_bytes for row in treatment.kept))
+    return (
+        f'<tr><th scope="row">{title_of(treatment)}</th><td class="num" data-t="each keeps">{keeps}</td>'
+        f'<td class="list">{kept}</td><td class="num" data-t="computes again">{work_text(treatment.again)}</td>'
+        f'<td class="list">{again}</td></tr><tr class="why"><td colspan="5"><details><summary>why</summary>'
+        f'<div class="columns"><div><h3>Kept: {len(treatment.kept)} values</h3>{kept_list(treatment.kept, by_name)}</div>'
+        f"<div><h3>Computed again: {len(treatment.again)} ops</h3>{again_list(treatment.again)}</div></div>"
+        "</details></td></tr>"
+    )
 
 
-def main_values(rows: Sequence[ValueRow]) -> list[str]:
-    """The three largest kinds of value, with their bytes."""
-    folds = sorted(folds_of(rows, also=lambda row: None), key=lambda fold: -fold.size_bytes)
-    return [
-        f"{code(short_op(fold.first.op))} {escape(shape_text(fold.first))}, {format_bytes(fold.size_bytes)}"
-        for fold in folds[:3]
-    ]
+def main_values(
+    rows: Sequence[ValueRow], weight: Callable[[Fold], float], text: Callable[[int], str] | None
+) -> str:
+    """The three weightiest kinds of value, each with where it is made; ``text`` shows their weights."""
+    folds = sorted(folds_of(rows, also=lambda row: None), key=lambda fold: -weight(fold))
+    items = []
+    for fold in folds[:3]:
+        rest = place_of(fold.first.module).rest or (fold.first.module if place_of(fold.first.module).layer is None else "")
+        where = f" in {code(rest)}" if rest else f" at {source_of(fold.first.source)}" if fold.first.source else ""
+        weighed = f", {text(weight(fold))}" if text else ""
+        items.append(f"<li>{code(short_op(fold.first.op))}{where}{weighed}</li>")
+    return f"<ul>{''.join(items)}</ul>" if items else "nothing"
 
 
 def title_of(treatment: Treatment) -> str:
@@ -273,37 +283,40 @@ def title_of(treatment: Treatment) -> str:
     return f"<code>{escape(stem)}</code> {ranges_text(treatment.layers)}{count}"
 
 
-def card(treatment: Treatment) -> str:
-    """What one layer keeps and computes again, and why; folded away until asked for."""
-    each = "each keeps" if len(treatment.layers) > 1 else "keeps"
-    kept, again = (sum(row.size_bytes for row in rows) for rows in (treatment.kept, treatment.again))
-    return (
-        f'<details class="card"><summary>{title_of(treatment)} <span>{each} {format_bytes(kept)} and computes '
-        f"{len(treatment.again)} ops again, sparing {format_bytes(again)}: why</span></summary>"
-        f'<div class="columns"><div><h3>Kept</h3>{values_list(treatment.kept)}</div>'
-        f"<div><h3>Computed again</h3>{values_list(treatment.again)}</div></div></details>"
-    )
+def kept_list(rows: Sequence[ValueRow], by_name: dict[str, ValueRow]) -> str:
+    """The largest kept values, with what would run again without each and its reason."""
+
+    def why(fold: Fold) -> str:
+        work = work_text(behind_of(fold.first, by_name))
+        return f"Without it {work} more would run again. Its own price: {fold.first.reason}."
+
+    return values_list(rows, lambda fold: fold.size_bytes, why)
 
 
-def values_list(rows: Sequence[ValueRow]) -> str:
-    folds = sorted(folds_of(rows), key=lambda fold: -fold.size_bytes)
+def again_list(rows: Sequence[ValueRow]) -> str:
+    """The dearest ops that run again, with their reasons."""
+    return values_list(rows, lambda fold: fold.seconds, lambda fold: fold.first.reason)
+
+
+def values_list(rows: Sequence[ValueRow], weight: Callable[[Fold], float], why: Callable[[Fold], str]) -> str:
+    folds = sorted(folds_of(rows), key=lambda fold: -weight(fold))
     if not folds:
         return '<p class="none">nothing</p>'
-    items = "".join(map(value_item, folds[:VALUES_SHOWN]))
+    items = "".join(value_item(fold, why(fold)) for fold in folds[:VALUES_SHOWN])
     rest = folds[VALUES_SHOWN:]
     if rest:
         count, size = sum(len(fold.rows) for fold in rest), format_bytes(sum(fold.size_bytes for fold in rest))
-        items += f'<li class="more">and {count} smaller, {size}: in the tables below</li>'
+        items += f'<li class="more">and {count} more, {size}: in the tables below</li>'
     return f'<ul class="values">{items}</ul>'
 
 
-def value_item(fold: Fold) -> str:
+def value_item(fold: Fold, why: str) -> str:
     times = f"{len(fold.rows)} × " if len(fold.rows) > 1 else ""
     rest = place_of(fold.first.module).rest or fold.first.module
     where = " · ".join(part for part in (code(rest), source_of(fold.first.source)) if part)
     return (
         f"<li><span>{times}{code(short_op(fold.first.op))} <code>{escape(shape_text(fold.first))}</code></span>"
-        f"<b>{format_bytes(fold.size_bytes)}</b><small>{where}</small><em>{escape(fold.first.reason)}</em></li>"
+        f"<b>{format_bytes(fold.size_bytes)}</b><small>{where}</small><em>{escape(why)}</em></li>"
     )
 
 
@@ -332,10 +345,11 @@ def next_step(graph: GraphReport) -> str:
     said = []
     if larger:
         more = larger[0].peak_bytes - graph.peak_bytes
-        said.append(f"{format_bytes(more)} more buy {1 - larger[0].step_seconds / graph.step_seconds:.1%} of the time")
+        faster = 1 - larger[0].step_seconds / graph.step_seconds
+        said.append(f"{format_bytes(more)} more memory would spare {faster:.1%} of the step's time")
     if smaller:
         less, slower = graph.peak_bytes - smaller[-1].peak_bytes, smaller[-1].step_seconds / graph.step_seconds - 1
-        said.append(f"{format_bytes(less)} less cost {slower:.1%}")
+        said.append(f"{format_bytes(less)} less would add {slower:.1%}")
     if not said:
         return "No plan was met that needs a tenth less memory, or that is 2 % faster."
     text = "; ".join(said)
@@ -384,8 +398,10 @@ def reading() -> str:
         "<dt>kept</dt><dd>Handed from forward to backward. Inputs and parameters are allocated anyway and not counted.</dd>"
         "<dt>computed again</dt><dd>Run in forward and a second time in backward. What only backward needs runs once and "
         "is not in it.</dd>"
-        "<dt>reason</dt><dd>Seconds are what the choice adds to the step, fusion considered: 0.0 µs where the value is "
-        "written anyway, or computed inside of a kernel that waits for memory.</dd>"
+        "<dt>reason</dt><dd>Seconds are what the choice adds to the step, fusion considered and its inputs at hand: 0.0 us "
+        "where the value is written anyway, or computed inside of a kernel that waits for memory. The plan weighs chains "
+        "of values, so one whose own price is low may be kept: it spares what it is computed from.</dd>"
+        "<dt>else run again</dt><dd>What would be computed again if the value were not kept, back to others that are.</dd>"
         "<dt>FLOP/B</dt><dd>Arithmetic intensity: operations per byte moved. What is low is cheap to compute again.</dd>"
         "<dt>time</dt><dd>Of each op run alone; fused it takes less.</dd>"
         "<dt>no plan can be here</dt><dd>A proven bound within the model of the step that plans are chosen by.</dd>"

@@ -106,8 +106,8 @@ class Layer:
         return sum(row.size_bytes for row in self.kept)
 
     @property
-    def again_bytes(self) -> int:
-        return sum(row.size_bytes for row in self.again)
+    def again_flop(self) -> int:
+        return sum(row.flop for row in self.again)
 
 
 def layers_of(graph: GraphReport) -> list[Layer]:

@@ -14,7 +14,7 @@ function setUpTable(box) {
   const body = box.querySelector("tbody");
   const heads = [...box.querySelectorAll("thead th")];
   const filter = box.querySelector("input");
-  const limit = Number(box.dataset.shown);
+  const limit = window.matchMedia("(max-width: 900px)").matches ? 8 : Number(box.dataset.shown);
   const button = made("button", "", "all");
   button.type = "button";
   let isWhole = false;
@@ -89,8 +89,8 @@ function setUpTimeline(box) {
     const surface = chart.querySelector(".hover");
     surface.addEventListener("pointermove", move);
     surface.addEventListener("pointerdown", move);
-    surface.addEventListener("pointerleave", hide);
-    window.addEventListener("scroll", hide, { passive: true });
+    surface.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && hide());
+    document.addEventListener("pointerdown", (event) => event.target !== surface && hide());
   }
 }
 

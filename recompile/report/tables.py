@@ -15,7 +15,7 @@ from recompile.report.text import share_above, short_source
 from recompile.units import format_bytes, format_flop, format_seconds
 
 ROWS_SHOWN = 25  # of a table before "show all"
-RESIDENTS_SHOWN = 9
+RESIDENTS_SHOWN = 8
 USE_NAMES = {
     "saved": "kept for backward",
     "rebuilt": "computed again",
@@ -23,6 +23,13 @@ USE_NAMES = {
     "output": "output of forward",
     "temporary": "temporary",
 }
+# As fx prints them.
+SHORT_DTYPES = {
+    "float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16", "int64": "i64", "int32": "i32",
+    "int16": "i16", "int8": "i8", "uint8": "u8", "bool": "b8", "complex64": "c64", "complex128": "c128",
+}  # fmt: skip
+# Kinds of value that an op computes, as opposed to views, sizes and inputs.
+COMPUTED = ("pointwise", "reduction", "extern")
 # Reasons that name another value: those of one rule are told apart by nothing else.
 NAMES_ANOTHER = re.compile(r"^(a (?:view|cast) of) \w+")
 IS_NO_LIMIT = ("a view of ", "several outputs", "an input of the graph")
@@ -70,7 +77,7 @@ def _sort_mark(column: Column, is_sorted: bool) -> str:
 
 def _cell(column: Column, row: Any) -> str:
     value = f' data-v="{column.key(row):.6g}"' if column.key else ""
-    return f'<td class="{_css(column)}" data-t="{escape(column.title)}"{value}>{column.cell(row)}</td>'
+    return f'<td class="{_css(column)}" data-t="{escape(column.title)}"{value}><div>{column.cell(row)}</div></td>'
 
 
 # Pieces of cells
@@ -80,18 +87,23 @@ def code(text: str) -> str:
     return f"<code>{escape(text)}</code>" if text else ""
 
 
+def path_code(text: str, separator: str) -> str:
+    """A path that may be broken after its separators."""
+    parts = escape(text).replace(separator, f"{separator}<wbr>")
+    return f"<code>{parts}</code>" if text else ""
+
+
 def source_of(source: str) -> str:
     """The last parts of a path; the whole one where the mouse rests."""
-    return f'<code title="{escape(source)}">{escape(short_source(source))}</code>' if source else ""
+    return f'<span title="{escape(source)}">{path_code(short_source(source), '/')}</span>' if source else ""
 
 
 def short_op(op: str) -> str:
     """``addmm`` for ``aten.addmm.default``; the namespace stays where it is none of PyTorch's."""
     parts = op.split(".")
-    if len(parts) == 3:
-        name = parts[1] if parts[2] == "default" else f"{parts[1]}.{parts[2]}"
-        return name if parts[0] in ("aten", "prims") else f"{parts[0]}.{name}"
-    return op
+    if len(parts) != 3:
+        return op
+    return parts[1] if parts[0] in ("aten", "prims") else f"{parts[0]}.{parts[1]}"
 
 
 def shape_text(row: ValueRow) -> str:
@@ -100,36 +112,65 @@ def shape_text(row: ValueRow) -> str:
 
 def name_of(fold: Fold) -> str:
     more = f" <small>and {len(fold.rows) - 1} alike</small>" if len(fold.rows) > 1 else ""
-    return f"{code(fold.first.name)}{more}"
+    return f"{code(fold.first.name)}{more}<br><small>{code(op_and_shape(fold.first))}</small>"
 
 
-def module_of(fold: Fold) -> str:
-    """``12 × blocks.*.mlp``; the model itself has no name."""
-    name = fold.module or "(top)"
-    return f'{fold.num_layers} × <code>{escape(name)}</code>' if fold.num_layers > 1 else code(name)
+def op_and_shape(row: ValueRow) -> str:
+    """``bf16 2×2048×1024``, with the op where the name does not say it."""
+    op = short_op(row.op)
+    shown = [] if row.name.startswith(op) else [op]
+    return " ".join([*shown, SHORT_DTYPES.get(row.dtype, row.dtype), shape_text(row)])
 
 
-MODULE = Column("module", module_of, css="module")
+def place_cell(fold: Fold) -> str:
+    """``12 × blocks.*.mlp`` and the line; the model itself has no name."""
+    times = f"{fold.num_layers} × " if fold.num_layers > 1 else ""
+    return f"{times}{path_code(fold.module or '(top)', '.')}<br><small>{source_of(fold.first.source)}</small>"
+
+
+PLACE = Column("module, source", place_cell, css="module")
 VALUE = Column("value", name_of, css="value")
-OP = Column("op", lambda fold: code(short_op(fold.first.op)))
-SHAPE = Column("shape", lambda fold: f"<code>{escape(shape_text(fold.first))}</code> {escape(fold.first.dtype)}", css="shape")
 SIZE = Column("size", lambda fold: format_bytes(fold.size_bytes), lambda fold: fold.size_bytes, "key")
 FLOP = Column("FLOP", lambda fold: format_flop(fold.flop), lambda fold: fold.flop)
 INTENSITY = Column("FLOP/B", lambda fold: f"{fold.first.intensity:.1f}", lambda fold: fold.first.intensity)
 SECONDS = Column("time", lambda fold: format_seconds(fold.seconds), lambda fold: fold.seconds, "key")
-SOURCE = Column("source", lambda fold: source_of(fold.first.source), css="source")
 REASON = Column("reason (each)", lambda fold: escape(fold.first.reason), css="reason")
 
 
 def kept_table(graph: GraphReport) -> str:
     rows = [row for row in graph.saved if row.kind != "input"]
-    columns = (MODULE, VALUE, OP, SHAPE, SIZE, INTENSITY, SECONDS, SOURCE, REASON)
+    by_name = {row.name: row for row in graph.values}
+    behind = {fold.first.name: behind_of(fold.first, by_name) for fold in folds_of(rows)}
+    without = Column(
+        "else run again",
+        lambda fold: work_text(behind[fold.first.name]),
+        lambda fold: sum(row.flop for row in behind[fold.first.name]),
+        "else",
+    )
+    columns = (PLACE, VALUE, SIZE, without, INTENSITY, SECONDS, REASON)
     return table(f"Kept for backward: {len(rows)} values", columns, folds_of(rows), columns.index(SIZE))
+
+
+def behind_of(row: ValueRow, by_name: dict[str, ValueRow]) -> list[ValueRow]:
+    """What would be computed again if a kept value were not, back to others that are, beyond what is so anyway."""
+    found, pending = {row.name: row}, [row]
+    while pending:
+        for name in pending.pop().inputs:
+            source = by_name.get(name)
+            if source is not None and name not in found and source.decision == "" and source.kind != "input":
+                found[name] = source
+                pending.append(source)
+    return [source for source in found.values() if source.kind in COMPUTED]
+
+
+def work_text(rows: Sequence[ValueRow]) -> str:
+    num = f"{len(rows)} op{'s' if len(rows) != 1 else ''}"
+    return f"{num}, {format_flop(sum(row.flop for row in rows))}"
 
 
 def again_table(graph: GraphReport) -> str:
     rows = graph.recomputed
-    columns = (MODULE, VALUE, OP, SHAPE, SIZE, FLOP, INTENSITY, SECONDS, SOURCE, REASON)
+    columns = (PLACE, VALUE, SIZE, FLOP, INTENSITY, SECONDS, REASON)
     return table(f"Computed again: {len(rows)} ops", columns, folds_of(rows), columns.index(SECONDS))
 
 
@@ -175,12 +216,12 @@ def of_fold(column: Column) -> Column:
 def refusals_table(graph: GraphReport) -> str:
     refusals = refusals_of(graph)
     columns = (
-        Column("must not be", lambda item: escape(item.what)),
+        Column("must not be", lambda item: escape(item.what), css="what"),
         Column("because it is", lambda item: escape(item.reason), css="reason"),
-        *map(of_fold, (MODULE, VALUE, OP, SHAPE, SIZE, SOURCE)),
+        *map(of_fold, (PLACE, VALUE, SIZE)),
     )
     num = sum(len(refusal.fold.rows) for refusal in refusals)
-    return table(f"Refused by a rule: {num} values", columns, refusals, 6) + left_out_text(graph)
+    return table(f"Refused by a rule: {num} values", columns, refusals, 4) + left_out_text(graph)
 
 
 def left_out_text(graph: GraphReport) -> str:
