@@ -95,7 +95,8 @@ def path_code(text: str, separator: str) -> str:
 
 def source_of(source: str) -> str:
     """The last parts of a path; the whole one where the mouse rests."""
-    return f'<span title="{escape(source)}">{path_code(short_source(source), '/')}</span>' if source else ""
+    shown = path_code(short_source(source), "/")
+    return f'<span title="{escape(source)}">{shown}</span>' if source else ""
 
 
 def short_op(op: str) -> str:
@@ -125,7 +126,8 @@ def op_and_shape(row: ValueRow) -> str:
 def place_cell(fold: Fold) -> str:
     """``12 × blocks.*.mlp`` and the line; the model itself has no name."""
     times = f"{fold.num_layers} × " if fold.num_layers > 1 else ""
-    return f"{times}{path_code(fold.module or '(top)', '.')}<br><small>{source_of(fold.first.source)}</small>"
+    module = path_code(fold.module or "(top)", ".")
+    return f"{times}{module}<br><small>{source_of(fold.first.source)}</small>"
 
 
 PLACE = Column("module, source", place_cell, css="module")
