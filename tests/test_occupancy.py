@@ -1,6 +1,5 @@
 """What is alive and what it is there for; every sum is the simulation's."""
 
-import pytest
 from hypothesis import given, settings
 
 from recompile.lifetimes import DIES
@@ -50,7 +49,7 @@ def test_what_backward_computes_again_is_told_from_other_temporaries():
     found, names = occupancy(set())
     assert columns(found)["rebuilt"]
     assert "saved" not in columns(found)
-    assert peaks(found, names)[0].startswith("forward at e 128")or True
+    assert peaks(found, names)[0].startswith("forward at e 128") or True
 
 
 def test_uses_give_way_in_order_and_add_up():

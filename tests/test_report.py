@@ -37,8 +37,8 @@ def report_of(text=CHAIN, budget=None, planner="mincut"):
     saved = frozenset(timeline.flow.index[choice.node] for choice in plan.saved if choice.node.op != "placeholder")
     simulation = timeline.simulate(saved)
     return report_graph(
-        graph, plan, simulation, occupancy_of(timeline, saved, simulation), planner=planner, hardware="planner-h100", budget=repr(budget),
-        budget_bytes=resolved.peak_bytes, planning_seconds=0.25, sizes=(), limits=(),
+        graph, plan, simulation, occupancy_of(timeline, saved, simulation), planner=planner, hardware="planner-h100",
+        budget=repr(budget), budget_bytes=resolved.peak_bytes, planning_seconds=0.25, sizes=(), limits=(),
     )  # fmt: skip
 
 
@@ -106,6 +106,8 @@ def test_the_module_is_the_path_that_dynamo_recorded():
         "": {},
         "blocks.3.mlp": {"1": ("L['self']", int), "2": ("L['self']._modules['blocks']._modules['3'].mlp", int)},
         "head": {"1": ("L['self'].head", int)},
+        "model.head": {"1": ("G['model'].head", int)},
+        "net.layers.0": {"1": ("L['net']._modules['layers']._modules['0']", int)},
     }
     for expected, stack in stacks.items():
         node.meta["nn_module_stack"] = stack

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from recompile.report.explanation import GraphReport, PeakReport, ValueRow
+from recompile.report.explanation import GraphReport, ValueRow
 from recompile.units import format_bytes
 
 if TYPE_CHECKING:
@@ -109,17 +109,12 @@ def at_the_floor(graph: GraphReport) -> Iterator[Advice]:
     if smallest is None or graph.budget_bytes is None or graph.peak_bytes > (1 + AT_FLOOR_SHARE) * smallest:
         return
     floor = graph.floor_bound_bytes
-    bound = f", and by this model none can be below {format_bytes(floor)}" if floor is not None else ""
+    bound = "" if floor is None else f" By this model no plan's can be below {format_bytes(floor)}."
     highest = max(graph.peaks, key=lambda peak: peak.live_bytes, default=None)
+    where = "" if highest is None else f", reached in {highest.phase} at {highest.node}"
+    rows = {row.name: row for row in graph.values}
     yield Advice(
-        f"The peak of {format_bytes(graph.peak_bytes)} is the smallest that was found{bound}.",
-        f"{_what_fills(graph, highest)}For less, lower the batch size or the sequence length.",
+        f"The peak of {format_bytes(graph.peak_bytes)}{where}, is the smallest that was found.{bound}",
+        "For less, lower the batch size or the sequence length.",
+        rows[highest.node].source if highest is not None and highest.node in rows else "",
     )
-
-
-def _what_fills(graph: GraphReport, peak: PeakReport | None) -> str:
-    if peak is None or not peak.alive:
-        return ""
-    row = next((row for row in graph.values if row.name == peak.node), None)
-    where = f" ({row.source})" if row is not None and row.source else ""
-    return f"It is reached in {peak.phase} at {peak.node}{where}. "

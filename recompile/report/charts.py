@@ -103,7 +103,10 @@ def axes(
     parts = []
     for value in ticks(frame.y_range[0] / y_size, frame.y_range[1] / y_size, 5 if frame.height > 200 else 3):
         y = frame.y(value * y_size)
-        parts += [line(frame.left, y, frame.width - frame.right, y, "grid"), label(frame.left - 6, y + 4, f"{value:g}", "end")]
+        parts += [
+            line(frame.left, y, frame.width - frame.right, y, "grid"),
+            label(frame.left - 6, y + 4, f"{value:g}", "end"),
+        ]
     for value in ticks(frame.x_range[0] / x_size, frame.x_range[1] / x_size, max(4, frame.width // 110)):
         x = frame.x(value * x_size)
         parts += [line(x, frame.floor, x, frame.floor + 4, "tick"), label(x, frame.floor + 17, f"{value:g}", "middle")]
@@ -164,7 +167,11 @@ def drawn_steps(moments: Sequence[Moment], frame: Frame) -> list[tuple[float, fl
             stack.append(total)
         if steps and steps[-1][1] - steps[-1][0] < LEAST_STEP:
             x0, _, live, before = steps[-1]
-            steps[-1] = (x0, right, *((live, before) if live >= moment.live_bytes else (moment.live_bytes, tuple(stack))))
+            steps[-1] = (
+                x0,
+                right,
+                *((live, before) if live >= moment.live_bytes else (moment.live_bytes, tuple(stack))),
+            )
         else:
             steps.append((left, right, moment.live_bytes, tuple(stack)))
     return [(x0, x1, stack) for x0, x1, _, stack in steps]
@@ -192,7 +199,9 @@ def peak_marks(graph: GraphReport, frame: Frame) -> list[str]:
         wide = len(text) * BOLD_CHARACTER
         end = max(x - 6, wide) if row == 0 else min(x + 6 + wide, frame.width)  # left of the first, right of the second
         parts += [line(x, height - 10, x, y, "lead"), f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" class="dot"/>']
-        parts.append(label(end if row == 0 else end - wide, height, text, "end" if row == 0 else "start", "strong halo"))
+        parts.append(
+            label(end if row == 0 else end - wide, height, text, "end" if row == 0 else "start", "strong halo")
+        )
     return parts
 
 
@@ -222,7 +231,10 @@ def layers_chart(layers: Sequence[Layer], measure: Measure, width: int, height: 
     parts = []
     for value in ticks(0, frame.y_range[1] / size, 3):
         y = frame.y(value * size)
-        parts += [line(frame.left, y, width - frame.right, y, "grid"), label(frame.left - 6, y + 4, f"{value:g}", "end")]
+        parts += [
+            line(frame.left, y, width - frame.right, y, "grid"),
+            label(frame.left - 6, y + 4, f"{value:g}", "end"),
+        ]
     parts.append(label(frame.left + 2, frame.top - 10, f"{measure.name}, {unit} a layer", "start", "unit"))
     every = math.ceil(len(layers) * 22 / (width - frame.left - frame.right))
     bar = max(1.0, min(28.0, 0.7 * (frame.x(1) - frame.x(0))))
@@ -244,9 +256,7 @@ def layers_chart(layers: Sequence[Layer], measure: Measure, width: int, height: 
 # The frontier
 
 
-def frontier_chart(
-    graph: GraphReport, points: Sequence[FrontierPoint], width: int, height: int, kind: str
-) -> str:
+def frontier_chart(graph: GraphReport, points: Sequence[FrontierPoint], width: int, height: int, kind: str) -> str:
     """Step time against peak: the plans that were met, this one, the budget, and what no plan reaches."""
     peaks = [point.peak_bytes for point in points] + [graph.peak_bytes]
     times = [point.step_seconds for point in points] + [graph.step_seconds]
@@ -255,7 +265,14 @@ def frontier_chart(
     room = 0.08 * (max(times) - lowest or max(times))
     floor = graph.floor_bound_bytes or min(peaks)
     frame = Frame(
-        width, height, 52, 16, 34, 42, (0.92 * min(floor, *peaks), 1.04 * max(peaks)), (lowest - room, max(times) + room)
+        width,
+        height,
+        52,
+        16,
+        34,
+        42,
+        (0.92 * min(floor, *peaks), 1.04 * max(peaks)),
+        (lowest - room, max(times) + room),
     )
     parts = unreachable(graph, frame, bounds)
     parts += axes(frame, BYTE_UNITS, SECOND_UNITS, "peak of the step", "time of the step")
@@ -276,7 +293,9 @@ def frontier_chart(
     parts.append(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="6"/>')
     text = f"this plan: {format_bytes(graph.peak_bytes)}, {format_seconds(graph.step_seconds)}"
     half = len(text) * BOLD_CHARACTER / 2
-    parts.append(label(min(max(x, frame.left + half), width - half - 4), max(y - 14, 12), text, "middle", "strong halo"))
+    parts.append(
+        label(min(max(x, frame.left + half), width - half - 4), max(y - 14, 12), text, "middle", "strong halo")
+    )
     return svg(frame, "Trade-off between peak memory and time", text, parts, kind)
 
 

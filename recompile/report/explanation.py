@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -239,8 +240,8 @@ class Explanation:
 
 
 def report_graph(
-    joint: JointGraph, plan: Plan, simulation: Simulation, occupancy: Occupancy, *, planner: str, hardware: str, budget: str,
-    budget_bytes: int | None, planning_seconds: float, sizes: tuple[str, ...], limits: tuple[tuple[str, int], ...],
+    joint: JointGraph, plan: Plan, simulation: Simulation, occupancy: Occupancy, *, planner: str, hardware: str,
+    budget: str, budget_bytes: int | None, planning_seconds: float, sizes: tuple[str, ...], limits: tuple[tuple[str, int], ...],
 ) -> GraphReport:  # fmt: skip
     """The report of one planned graph."""
     decided = {choice.node: ("saved", choice) for choice in plan.saved}
@@ -330,8 +331,8 @@ def module_path(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or {}
     if not stack:
         return ""
-    path = list(stack.values())[-1][0]
-    path = path.replace("L['self'].", "").replace("L['self']", "")
+    path = re.sub(r"^[LG]\['(\w+)'\]", r"\1", list(stack.values())[-1][0])  # a local or a global of the function
+    path = re.sub(r"^self\b", "", path)
     for prefix in ("_modules[", "]", "'", '"'):
         path = path.replace(prefix, "")
     return path.strip(".")

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -17,23 +15,9 @@ from typing import TYPE_CHECKING
 
 from recompile.hardware import named_hardware
 from recompile.report.advice import advice_for
-from recompile.report.charts import AGAIN, BANDS, KEPT, frontier_chart, layers_chart, timeline_chart
-from recompile.report.explanation import GraphReport, ValueRow
-from recompile.report.layers import Fold, Layer, Treatment, folds_of, layers_of, place_of, ranges_text, treatments_of
-from recompile.report.tables import (
-    again_table,
-    behind_of,
-    code,
-    frontier_rows,
-    kept_table,
-    refusals_table,
-    residents_list,
-    shape_text,
-    short_op,
-    source_of,
-    work_text,
-)
-from recompile.report.text import bound_text, reach_text, share_above, short_source
+from recompile.report.sections import graph_section
+from recompile.report.tables import source_of
+from recompile.report.text import share_above
 from recompile.units import format_bytes, format_flop, format_seconds
 
 if TYPE_CHECKING:
@@ -41,12 +25,28 @@ if TYPE_CHECKING:
     from recompile.tradeoff import Frontier
 
 FOLDER = Path(__file__).parent
-WIDE, HALF, NARROW = 1030, 497, 340  # px: a desktop's column, half of it, and a phone's of 390 less its margins
-VALUES_SHOWN = 6  # of a layer, before "and n more"
-LAYER_HEADS = (
-    ("layers", ""), ("each keeps", " class=num"), ("mostly", ""), ("computes again", " class=num"), ("mostly", "")
-)  # fmt: skip
-LEAST_LAYERS = 3  # of one kind for a chart of them
+TERMS = (
+    (
+        "peak",
+        "The most bytes alive at once in forward and backward, over what is allocated when forward starts: kept values, "
+        "temporaries, outputs and gradients. Parameters and optimizer state are not in it.",
+    ),
+    ("kept", "Handed from forward to backward. Inputs and parameters are allocated anyway and not counted."),
+    (
+        "computed again",
+        "Run in forward and a second time in backward. What only backward needs runs once and is not in it.",
+    ),
+    (
+        "reason",
+        "Seconds are what the choice adds to the step, fusion considered and its inputs at hand: 0.0 us where the value "
+        "is written anyway, or computed inside of a kernel that waits for memory. The plan weighs chains of values, so "
+        "one whose own price is low may be kept: it spares what it is computed from.",
+    ),
+    ("else run again", "What would be computed again if the value were not kept, back to others that are."),
+    ("FLOP/B", "Arithmetic intensity: operations per byte moved. What is low is cheap to compute again."),
+    ("time", "Of each op run alone; fused it takes less."),
+    ("no plan can be here", "A proven bound within the model of the step that plans are chosen by."),
+)
 
 
 def explanation_html(explanation: Explanation, frontier: Frontier | None = None) -> str:
@@ -59,7 +59,7 @@ def explanation_html(explanation: Explanation, frontier: Frontier | None = None)
     style, script = ((FOLDER / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:"
-    sections = [graph_section(explanation, graph, k) for k, graph in enumerate(graphs)]
+    sections = [graph_section(graph, title_of(explanation, k)) for k, graph in enumerate(graphs)]
     body = "".join([header(explanation), advice_section(explanation), *sections, whole_section(explanation), reading()])
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -101,9 +101,9 @@ def header(explanation: Explanation) -> str:
     text = headline(explanation)
     notes = "".join(f"<li>{escape(note)}</li>" for note in explanation.notes)
     return (
-        f'<header><p class="eyebrow">recompile · {escape(" · ".join(facts))}</p><h1>{escape(text[0].upper() + text[1:])}'
-        f"</h1><p>Bytes are over what is allocated when forward starts; all figures are predicted.</p>"
-        f'{f"<ul class=notes>{notes}</ul>" if notes else ""}{tiles(explanation)}</header>'
+        f'<header><p class="eyebrow">recompile · {escape(" · ".join(facts))}</p>'
+        f"<h1>{escape(text[0].upper() + text[1:])}</h1><p>Bytes are over what is allocated when forward starts; all figures are predicted.</p>"
+        f"{f'<ul class=notes>{notes}</ul>' if notes else ''}{tiles(explanation)}</header>"
     )
 
 
@@ -143,7 +143,16 @@ def fill(explanation: Explanation) -> str:
     if not budget:
         return ""
     share = explanation.peak_bytes / budget
-    return f'<span class="fill"><span style="width:{min(share, 1):.1%}"></span></span><span>{share:.1%} of the budget</span>'
+    bar = f'<span class="fill"><span style="width:{min(share, 1):.1%}"></span></span>'
+    return f"{bar}<span>{share:.1%} of the budget</span>"
+
+
+def title_of(explanation: Explanation, number: int) -> str:
+    """Of one of several graphs; "" where there is one."""
+    if len(explanation.graphs) == 1:
+        return ""
+    counted = "" if number not in explanation.left_out else " (for other inputs: not in the totals)"
+    return f"Graph {number + 1} of {len(explanation.graphs)}{counted}"
 
 
 def advice_section(explanation: Explanation) -> str:
@@ -152,208 +161,6 @@ def advice_section(explanation: Explanation) -> str:
         for advice in advice_for(explanation)
     )
     return f'<section class="advice"><h2>What you can do</h2><ul>{items}</ul></section>' if items else ""
-
-
-# One graph
-
-
-def graph_section(explanation: Explanation, graph: GraphReport, number: int) -> str:
-    parts = [memory_section(graph, number), layers_section(graph), frontier_section(graph)]
-    parts.append(f"<section><h2>Every value</h2>{kept_table(graph)}{again_table(graph)}{refusals_table(graph)}</section>")
-    if len(explanation.graphs) == 1:
-        return about(graph) + "".join(parts)
-    counted = "" if number not in explanation.left_out else " (for other inputs: not in the totals)"
-    return (
-        f'<div class="graph"><h2 class="graph-title">Graph {number + 1} of {len(explanation.graphs)}{counted}</h2>'
-        f"{about(graph)}{''.join(parts)}</div>"
-    )
-
-
-def about(graph: GraphReport) -> str:
-    """Sentences on one graph that no chart shows."""
-    budget = graph.budget if graph.budget_bytes is None else f"{graph.budget} = {format_bytes(graph.budget_bytes)}"
-    facts = [f"Budget {budget}, planner {graph.planner}, hardware {graph.hardware}."]
-    if graph.lower_bound_seconds is not None:
-        text = bound_text(graph)
-        facts.append(f"{text[0].upper()}{text[1:]}.")
-    if graph.sizes:
-        facts.append(f"Planned at the sizes {', '.join(graph.sizes)}; {reach_text(graph)}.")
-    if graph.ended_by:
-        facts.append(f"Ends at a graph break: {graph.ended_by}.")
-    return f'<p class="about">{escape(" ".join(facts))}</p>'
-
-
-def memory_section(graph: GraphReport, number: int) -> str:
-    legend = "".join(f'<li><i class="{css}"></i>{name}</li>' for css, name, _ in BANDS)
-    charts = timeline_chart(graph, WIDE, 380, "wide") + timeline_chart(graph, NARROW, 330, "narrow")
-    rows = {row.name: row for row in graph.values}
-    peaks = "".join(
-        f"<div><h3>Alive at {peak.phase}'s peak, {format_bytes(peak.live_bytes)}</h3>"
-        f"<p class=small>while {code(peak.node)} runs{place_text(rows.get(peak.node))}</p>"
-        f"{residents_list(graph, peak)}</div>"
-        for peak in graph.peaks
-    )
-    return (
-        f'<section><h2>Live memory over the step</h2><ul class="legend">{legend}</ul>'
-        f'<div class="timeline">{charts}<script type="application/json">{moments_json(graph)}</script></div>'
-        f'<div class="columns">{peaks}</div></section>'
-    )
-
-
-def place_text(row: ValueRow | None) -> str:
-    if row is None:
-        return ""
-    module = f" in {code(row.module)}" if row.module else ""
-    return f"{module} {source_of(row.source)}"
-
-
-def moments_json(graph: GraphReport) -> str:
-    """For the tooltip: per kernel its end in seconds, a line of text, and bytes by band."""
-    rows = {row.name: row for row in graph.values}
-    clock, found = 0.0, []
-    for moment in graph.timeline:
-        clock += moment.seconds
-        row = rows.get(moment.node)
-        where = " · ".join(part for part in (row.module, short_source(row.source)) if part) if row else ""
-        bands = [format_bytes(part(moment)) for _, _, part in BANDS]
-        name = f"{moment.phase}: {short_op(row.op) if row else ''} {moment.node}"
-        found.append([float(f"{clock:.6g}"), name, where, format_bytes(moment.live_bytes), *bands])
-    return json.dumps(found, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
-
-
-def layers_section(graph: GraphReport) -> str:
-    """Per kind of layer what is kept and why, layers with the same decisions once."""
-    layers = layers_of(graph)
-    if not layers:
-        return ""
-    charts = ""
-    for stem in dict.fromkeys(layer.stem for layer in layers if layer.number is not None):
-        alike = [layer for layer in layers if layer.stem == stem]
-        if len(alike) >= LEAST_LAYERS:
-            pair = (
-                layers_chart(alike, measure, width, 170, kind)
-                for measure in (KEPT, AGAIN)
-                for width, kind in ((HALF, "wide"), (NARROW, "narrow"))
-            )
-            charts += f'<div class="columns charts">{"".join(pair)}</div>'
-    by_name = {row.name: row for row in graph.values}
-    heads = "".join(f"<th scope=col{css}>{name}</th>" for name, css in LAYER_HEADS)
-    body = "".join(layer_rows(treatment, by_name) for treatment in treatments_of(layers))
-    return (
-        "<section><h2>Layer by layer</h2><p>Layers with the same decisions share a row. What is kept is worth its memory "
-        "by what would have to run again without it; where memory is dearer, more is computed again.</p>"
-        f'{charts}<table class="summary"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></section>'
-    )
-
-
-def layer_rows(treatment: Treatment, by_name: dict[str, ValueRow]) -> str:
-    """What each of some layers keeps and computes again, and below it, folded away, why."""
-    kept = main_values(treatment.kept, lambda fold: fold.size_bytes, format_bytes)
-    again = main_values(treatment.again, lambda fold: fold.seconds, None)
-    keeps = format_bytes(sum(row.size_bytes for row in treatment.kept))
-    return (
-        f'<tr><th scope="row">{title_of(treatment)}</th><td class="num" data-t="each keeps">{keeps}</td>'
-        f'<td class="list">{kept}</td><td class="num" data-t="computes again">{work_text(treatment.again)}</td>'
-        f'<td class="list">{again}</td></tr><tr class="why"><td colspan="5"><details><summary>why</summary>'
-        f'<div class="columns"><div><h3>Kept: {len(treatment.kept)} values</h3>{kept_list(treatment.kept, by_name)}</div>'
-        f"<div><h3>Computed again: {len(treatment.again)} ops</h3>{again_list(treatment.again)}</div></div>"
-        "</details></td></tr>"
-    )
-
-
-def main_values(
-    rows: Sequence[ValueRow], weight: Callable[[Fold], float], text: Callable[[int], str] | None
-) -> str:
-    """The three weightiest kinds of value, each with where it is made; ``text`` shows their weights."""
-    folds = sorted(folds_of(rows, also=lambda row: None), key=lambda fold: -weight(fold))
-    items = []
-    for fold in folds[:3]:
-        rest = place_of(fold.first.module).rest or (fold.first.module if place_of(fold.first.module).layer is None else "")
-        where = f" in {code(rest)}" if rest else f" at {source_of(fold.first.source)}" if fold.first.source else ""
-        weighed = f", {text(weight(fold))}" if text else ""
-        items.append(f"<li>{code(short_op(fold.first.op))}{where}{weighed}</li>")
-    return f"<ul>{''.join(items)}</ul>" if items else "nothing"
-
-
-def title_of(treatment: Treatment) -> str:
-    if not treatment.layers:
-        return "outside of layers"
-    stem = treatment.stem.removesuffix("*").rstrip(".") or "layers"
-    count = f" <small>({len(treatment.layers)} layers)</small>" if len(treatment.layers) > 1 else ""
-    return f"<code>{escape(stem)}</code> {ranges_text(treatment.layers)}{count}"
-
-
-def kept_list(rows: Sequence[ValueRow], by_name: dict[str, ValueRow]) -> str:
-    """The largest kept values, with what would run again without each and its reason."""
-
-    def why(fold: Fold) -> str:
-        work = work_text(behind_of(fold.first, by_name))
-        return f"Without it {work} more would run again. Its own price: {fold.first.reason}."
-
-    return values_list(rows, lambda fold: fold.size_bytes, why)
-
-
-def again_list(rows: Sequence[ValueRow]) -> str:
-    """The dearest ops that run again, with their reasons."""
-    return values_list(rows, lambda fold: fold.seconds, lambda fold: fold.first.reason)
-
-
-def values_list(rows: Sequence[ValueRow], weight: Callable[[Fold], float], why: Callable[[Fold], str]) -> str:
-    folds = sorted(folds_of(rows), key=lambda fold: -weight(fold))
-    if not folds:
-        return '<p class="none">nothing</p>'
-    items = "".join(value_item(fold, why(fold)) for fold in folds[:VALUES_SHOWN])
-    rest = folds[VALUES_SHOWN:]
-    if rest:
-        count, size = sum(len(fold.rows) for fold in rest), format_bytes(sum(fold.size_bytes for fold in rest))
-        items += f'<li class="more">and {count} more, {size}: in the tables below</li>'
-    return f'<ul class="values">{items}</ul>'
-
-
-def value_item(fold: Fold, why: str) -> str:
-    times = f"{len(fold.rows)} × " if len(fold.rows) > 1 else ""
-    rest = place_of(fold.first.module).rest or fold.first.module
-    where = " · ".join(part for part in (code(rest), source_of(fold.first.source)) if part)
-    return (
-        f"<li><span>{times}{code(short_op(fold.first.op))} <code>{escape(shape_text(fold.first))}</code></span>"
-        f"<b>{format_bytes(fold.size_bytes)}</b><small>{where}</small><em>{escape(why)}</em></li>"
-    )
-
-
-def frontier_section(graph: GraphReport) -> str:
-    if not graph.frontier:
-        return (
-            "<section><h2>Trade-off between memory and time</h2><p class=small>This planner meets no other plans. "
-            "<code>to_html(path, frontier=recompile.frontier(...))</code> shows them.</p></section>"
-        )
-    charts = frontier_chart(graph, graph.frontier, WIDE, 330, "wide")
-    charts += frontier_chart(graph, graph.frontier, NARROW, 280, "narrow")
-    legend = (
-        '<ul class="legend"><li><i class="met"></i>plans met on the way</li><li><i class="dot"></i>this plan</li>'
-        '<li><i class="barred"></i>no plan can be here, by this model</li></ul>'
-    )
-    return (
-        f"<section><h2>Trade-off between memory and time</h2><p>{escape(next_step(graph))}</p>{legend}{charts}"
-        f"<details><summary>as a table</summary>{frontier_rows(graph.frontier)}</details></section>"
-    )
-
-
-def next_step(graph: GraphReport) -> str:
-    """What more memory buys, and what less costs."""
-    larger = [p for p in graph.frontier if p.step_seconds < 0.98 * graph.step_seconds]
-    smaller = [p for p in graph.frontier if p.peak_bytes < 0.9 * graph.peak_bytes]
-    said = []
-    if larger:
-        more = larger[0].peak_bytes - graph.peak_bytes
-        faster = 1 - larger[0].step_seconds / graph.step_seconds
-        said.append(f"{format_bytes(more)} more memory would spare {faster:.1%} of the step's time")
-    if smaller:
-        less, slower = graph.peak_bytes - smaller[-1].peak_bytes, smaller[-1].step_seconds / graph.step_seconds - 1
-        said.append(f"{format_bytes(less)} less would add {slower:.1%}")
-    if not said:
-        return "No plan was met that needs a tenth less memory, or that is 2 % faster."
-    text = "; ".join(said)
-    return f"{text[0].upper()}{text[1:]}."
 
 
 # All of training, and how to read it
@@ -385,25 +192,11 @@ def program_part(explanation: Explanation) -> str:
     ]
     body = "".join(f'<tr><th scope="row">{n}</th><td class=num>{a}</td><td class=num>{b}</td></tr>' for n, a, b in rows)
     return (
-        f"<div><h3>Beside Inductor's program for {escape(program.chip.device_name)}</h3><table class=plain><tr><td></td>"
-        f"<th scope=col class=num>predicted</th><th scope=col class=num>emitted</th></tr>{body}</table></div>"
+        f"<div><h3>Beside Inductor's program for {escape(program.chip.device_name)}</h3><table class=plain>"
+        f"<tr><td></td><th scope=col class=num>predicted</th><th scope=col class=num>emitted</th></tr>{body}</table></div>"
     )
 
 
 def reading() -> str:
-    return (
-        '<section><details class="reading"><summary>How to read this</summary><dl>'
-        "<dt>peak</dt><dd>The most bytes alive at once in forward and backward, over what is allocated when forward "
-        "starts: kept values, temporaries, outputs and gradients. Parameters and optimizer state are not in it.</dd>"
-        "<dt>kept</dt><dd>Handed from forward to backward. Inputs and parameters are allocated anyway and not counted.</dd>"
-        "<dt>computed again</dt><dd>Run in forward and a second time in backward. What only backward needs runs once and "
-        "is not in it.</dd>"
-        "<dt>reason</dt><dd>Seconds are what the choice adds to the step, fusion considered and its inputs at hand: 0.0 us "
-        "where the value is written anyway, or computed inside of a kernel that waits for memory. The plan weighs chains "
-        "of values, so one whose own price is low may be kept: it spares what it is computed from.</dd>"
-        "<dt>else run again</dt><dd>What would be computed again if the value were not kept, back to others that are.</dd>"
-        "<dt>FLOP/B</dt><dd>Arithmetic intensity: operations per byte moved. What is low is cheap to compute again.</dd>"
-        "<dt>time</dt><dd>Of each op run alone; fused it takes less.</dd>"
-        "<dt>no plan can be here</dt><dd>A proven bound within the model of the step that plans are chosen by.</dd>"
-        "</dl></details></section>"
-    )
+    items = "".join(f"<dt>{term}</dt><dd>{text}</dd>" for term, text in TERMS)
+    return f'<section><details class="reading"><summary>How to read this</summary><dl>{items}</dl></details></section>'

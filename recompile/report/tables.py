@@ -16,6 +16,7 @@ from recompile.units import format_bytes, format_flop, format_seconds
 
 ROWS_SHOWN = 25  # of a table before "show all"
 RESIDENTS_SHOWN = 8
+LEAST_SHARE_SHOWN = 0.01  # of a peak, for a value that is named
 USE_NAMES = {
     "saved": "kept for backward",
     "rebuilt": "computed again",
@@ -249,8 +250,10 @@ def residents_list(graph: GraphReport, peak: PeakReport) -> str:
         row = rows[name]
         groups.setdefault((use, row.op, row.shape, place_of(row.module).folded), []).append((row, size))
     ordered = sorted(groups.items(), key=lambda item: -sum(size for _, size in item[1]))
-    items = [resident(key[0], group, peak.live_bytes) for key, group in ordered[:RESIDENTS_SHOWN]]
-    rest = [pair for _, group in ordered[RESIDENTS_SHOWN:] for pair in group]
+    least = LEAST_SHARE_SHOWN * peak.live_bytes
+    num_shown = max(1, sum(sum(size for _, size in group) >= least for _, group in ordered[:RESIDENTS_SHOWN]))
+    items = [resident(key[0], group, peak.live_bytes) for key, group in ordered[:num_shown]]
+    rest = [pair for _, group in ordered[num_shown:] for pair in group]
     if rest:
         size = format_bytes(sum(size for _, size in rest))
         items.append(f'<li class="more"><span>{len(rest)} smaller values</span><b>{size}</b></li>')
@@ -269,7 +272,7 @@ def resident(use: str, group: list[tuple[ValueRow, int]], live_bytes: int) -> st
     times = f"{len(group)} × " if len(group) > 1 else ""
     share = size / live_bytes if live_bytes else 0.0
     return (
-        f'<li><span class="what"><i class="{use}"></i>{times}{code(short_op(first.op))} '
+        f'<li><span class="what"><i class="{use}"></i>{times}{code(first.name if first.kind == "input" else short_op(first.op))} '
         f"<code>{escape(shape_text(first))}</code></span><b>{format_bytes(size)}</b>"
         f'<span class="where">{USE_NAMES[use]} · <code>{escape(fold.module or "(top)")}</code> '
         f'{source_of(first.source)}</span><span class="share">{share:.0%}</span>'

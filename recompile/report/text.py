@@ -27,6 +27,8 @@ MAX_ROWS = 30
 
 def explanation_text(explanation: Explanation) -> str:
     """Totals, then per graph what is saved and what is recomputed, the largest first."""
+    from recompile.report.advice import advice_for
+
     if not explanation.graphs:
         return "\n".join(f"recompile: {note}" for note in explanation.notes or ["no training graph was compiled yet"])
     several = f" in {len(explanation.graphs)} graphs, each planned on its own" if len(explanation.graphs) > 1 else ""
@@ -35,6 +37,7 @@ def explanation_text(explanation: Explanation) -> str:
         f"{format_bytes(explanation.saved_bytes)} saved for backward, "
         f"{format_flop(explanation.recompute_flops)} recomputed{several}",
         *explanation.notes,
+        *(f"advice: {advice}" for advice in advice_for(explanation)),
     ]
     if explanation.program is not None:
         lines.append(program_text(explanation))
