@@ -105,7 +105,7 @@ def opaque_ops(graph: GraphReport) -> Iterator[Advice]:
 
 def at_the_floor(graph: GraphReport) -> Iterator[Advice]:
     """The smallest peak that was found, where it was a budget that asked for it."""
-    smallest = graph.frontier[0].peak_bytes if graph.frontier else None
+    smallest = graph.frontier[0].peak_bytes if len(graph.frontier) > 1 else None  # one plan alone leaves no choice
     if smallest is None or graph.budget_bytes is None or graph.peak_bytes > (1 + AT_FLOOR_SHARE) * smallest:
         return
     floor = graph.floor_bound_bytes

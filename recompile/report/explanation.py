@@ -241,7 +241,8 @@ class Explanation:
 
 def report_graph(
     joint: JointGraph, plan: Plan, simulation: Simulation, occupancy: Occupancy, *, planner: str, hardware: str,
-    budget: str, budget_bytes: int | None, planning_seconds: float, sizes: tuple[str, ...], limits: tuple[tuple[str, int], ...],
+    budget: str, budget_bytes: int | None, planning_seconds: float, sizes: tuple[str, ...],
+    limits: tuple[tuple[str, int], ...],
 ) -> GraphReport:  # fmt: skip
     """The report of one planned graph."""
     decided = {choice.node: ("saved", choice) for choice in plan.saved}

@@ -28,8 +28,8 @@ FOLDER = Path(__file__).parent
 TERMS = (
     (
         "peak",
-        "The most bytes alive at once in forward and backward, over what is allocated when forward starts: kept values, "
-        "temporaries, outputs and gradients. Parameters and optimizer state are not in it.",
+        "The most bytes alive at once in forward and backward, over what is allocated when forward starts: kept "
+        "values, temporaries, outputs and gradients. Parameters and optimizer state are not in it.",
     ),
     ("kept", "Handed from forward to backward. Inputs and parameters are allocated anyway and not counted."),
     (
@@ -38,9 +38,9 @@ TERMS = (
     ),
     (
         "reason",
-        "Seconds are what the choice adds to the step, fusion considered and its inputs at hand: 0.0 us where the value "
-        "is written anyway, or computed inside of a kernel that waits for memory. The plan weighs chains of values, so "
-        "one whose own price is low may be kept: it spares what it is computed from.",
+        "Seconds are what the choice adds to the step, fusion considered and its inputs at hand: 0.0 us where the "
+        "value is written anyway, or computed inside of a kernel that waits for memory. The plan weighs chains of "
+        "values, so one whose own price is low may be kept: it spares what it is computed from.",
     ),
     ("else run again", "What would be computed again if the value were not kept, back to others that are."),
     ("FLOP/B", "Arithmetic intensity: operations per byte moved. What is low is cheap to compute again."),
@@ -102,7 +102,8 @@ def header(explanation: Explanation) -> str:
     notes = "".join(f"<li>{escape(note)}</li>" for note in explanation.notes)
     return (
         f'<header><p class="eyebrow">recompile · {escape(" · ".join(facts))}</p>'
-        f"<h1>{escape(text[0].upper() + text[1:])}</h1><p>Bytes are over what is allocated when forward starts; all figures are predicted.</p>"
+        f"<h1>{escape(text[0].upper() + text[1:])}</h1>"
+        "<p>Bytes are over what is allocated when forward starts; all figures are predicted.</p>"
         f"{f'<ul class=notes>{notes}</ul>' if notes else ''}{tiles(explanation)}</header>"
     )
 
@@ -193,7 +194,8 @@ def program_part(explanation: Explanation) -> str:
     body = "".join(f'<tr><th scope="row">{n}</th><td class=num>{a}</td><td class=num>{b}</td></tr>' for n, a, b in rows)
     return (
         f"<div><h3>Beside Inductor's program for {escape(program.chip.device_name)}</h3><table class=plain>"
-        f"<tr><td></td><th scope=col class=num>predicted</th><th scope=col class=num>emitted</th></tr>{body}</table></div>"
+        f"<tr><td></td><th scope=col class=num>predicted</th><th scope=col class=num>emitted</th></tr>"
+        f"{body}</table></div>"
     )
 
 

@@ -113,8 +113,8 @@ def layers_section(graph: GraphReport) -> str:
     heads = "".join(f"<th scope=col{css}>{name}</th>" for name, css in LAYER_HEADS)
     body = "".join(layer_rows(treatment, by_name) for treatment in treatments_of(layers))
     return (
-        "<section><h2>Layer by layer</h2><p>Layers with the same decisions share a row. What is kept is worth its memory "
-        "by what would have to run again without it; where memory is dearer, more is computed again.</p>"
+        "<section><h2>Layer by layer</h2><p>Layers with the same decisions share a row. What is kept is worth its "
+        "memory by what would have to run again without it; where memory is dearer, more is computed again.</p>"
         f'{charts}<table class="summary"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></section>'
     )
 
@@ -124,13 +124,15 @@ def layer_rows(treatment: Treatment, by_name: dict[str, ValueRow]) -> str:
     kept = main_values(treatment.kept, lambda fold: fold.size_bytes, format_bytes)
     again = main_values(treatment.again, lambda fold: fold.seconds, None)
     keeps = format_bytes(sum(row.size_bytes for row in treatment.kept))
+    why = (
+        f"<div><h3>Kept: {len(treatment.kept)} values</h3>{kept_list(treatment.kept, by_name)}</div>"
+        f"<div><h3>Computed again: {len(treatment.again)} ops</h3>{again_list(treatment.again)}</div>"
+    )
     return (
         f'<tr><th scope="row">{title_of(treatment)}</th><td class="num" data-t="each keeps">{keeps}</td>'
         f'<td class="list">{kept}</td><td class="num" data-t="computes again">{work_text(treatment.again)}</td>'
         f'<td class="list">{again}</td></tr><tr class="why"><td colspan="5"><details><summary>why</summary>'
-        f'<div class="columns"><div><h3>Kept: {len(treatment.kept)} values</h3>{kept_list(treatment.kept, by_name)}</div>'
-        f"<div><h3>Computed again: {len(treatment.again)} ops</h3>{again_list(treatment.again)}</div></div>"
-        "</details></td></tr>"
+        f'<div class="columns">{why}</div></details></td></tr>'
     )
 
 
@@ -139,9 +141,8 @@ def main_values(rows: Sequence[ValueRow], weight: Callable[[Fold], float], text:
     folds = sorted(folds_of(rows, also=lambda row: None), key=lambda fold: -weight(fold))
     items = []
     for fold in folds[:3]:
-        rest = place_of(fold.first.module).rest or (
-            fold.first.module if place_of(fold.first.module).layer is None else ""
-        )
+        place = place_of(fold.first.module)
+        rest = place.rest or (place.stem if place.layer is None else "")
         where = f" in {code(rest)}" if rest else f" at {source_of(fold.first.source)}" if fold.first.source else ""
         weighed = f", {text(weight(fold))}" if text else ""
         items.append(f"<li>{code(short_op(fold.first.op))}{where}{weighed}</li>")

@@ -271,8 +271,9 @@ def resident(use: str, group: list[tuple[ValueRow, int]], live_bytes: int) -> st
     fold = Fold(tuple(row for row, _ in group))
     times = f"{len(group)} × " if len(group) > 1 else ""
     share = size / live_bytes if live_bytes else 0.0
+    name = first.name if first.kind == "input" else short_op(first.op)
     return (
-        f'<li><span class="what"><i class="{use}"></i>{times}{code(first.name if first.kind == "input" else short_op(first.op))} '
+        f'<li><span class="what"><i class="{use}"></i>{times}{code(name)} '
         f"<code>{escape(shape_text(first))}</code></span><b>{format_bytes(size)}</b>"
         f'<span class="where">{USE_NAMES[use]} · <code>{escape(fold.module or "(top)")}</code> '
         f'{source_of(first.source)}</span><span class="share">{share:.0%}</span>'
