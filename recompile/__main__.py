@@ -1,6 +1,7 @@
 """``python -m recompile``: plan a training step for a GPU from the command line. Nothing runs, no weight is allocated.
 
     python -m recompile plan package.module:factory --batch 8x2048 --hardware h100 --memory-budget 60GiB
+    python -m recompile plan package.module:factory --batch 8x2048 --hardware h100 --html report.html
     python -m recompile frontier package.module:factory --batch 8x2048 --hardware h100 --plot frontier.png
     python -m recompile max-batch package.module:factory --batch ?x2048 --hardware h100
     python -m recompile hardware
@@ -56,6 +57,8 @@ def build_parser() -> argparse.ArgumentParser:
     plan.add_argument("--memory-budget", type=budget, help="bytes (60GiB), a share (0.3), or nothing: the fastest plan")
     plan.add_argument("--planner", default="mincut", help="mincut, stock, save_all or full")
     plan.add_argument("--no-program", action="store_true", help="leave out Inductor's program for the GPU")
+    plan.add_argument("--html", metavar="FILE", help="write a report for a browser as well, one file")
+    plan.add_argument("--plot", metavar="FILE", help="write a picture of memory over the step (png, svg, pdf) as well")
     frontier = command(commands, "frontier", run_frontier, "the whole trade-off between peak and time")
     frontier.add_argument("--plot", metavar="FILE", help="write a picture (png, svg, pdf) as well")
     fit = command(commands, "max-batch", run_max_batch, "the largest size that fits; mark it ? in --batch")
@@ -102,6 +105,12 @@ def run_plan(asked: argparse.Namespace) -> tuple[Any, Any]:
         model, *args, **kwargs, memory_budget=asked.memory_budget, planner=asked.planner,
         program=False if asked.no_program else None, **shared(asked),
     )  # fmt: skip
+    if asked.html:
+        explanation.to_html(asked.html)
+        progress(f"wrote {asked.html}")
+    if asked.plot:
+        explanation.plot(asked.plot)
+        progress(f"wrote {asked.plot}")
     return {"fits": True, **explanation.to_json()}, explanation
 
 
