@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 INCHES = (7.0, 4.5)
 INCHES_PER_GRAPH = (9.0, 3.6)
 # Colours of the HTML report's bands, see report.css.
-COLOURS = {"saved": "#2f6fb5", "gradient": "#4b9b6e", "rebuilt": "#dd8a2e", "other": "#b7c0cb", "budget": "#b8322a"}
+COLOURS = {"saved": "#2f6fb5", "gradient": "#3f8f62", "rebuilt": "#cf7a1c", "other": "#8a95a3", "budget": "#b8322a"}
 UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
@@ -72,9 +72,7 @@ def draw_timeline(panel: Any, graph: GraphReport) -> None:
     below = [0.0] * len(graph.timeline)
     for css, name, part in BANDS:
         above = [low + part(moment) / size for low, moment in zip(below, graph.timeline, strict=True)]
-        panel.fill_between(
-            ends, [*below, 0.0], [*above, 0.0], step="post", color=COLOURS[css], linewidth=0, label=name
-        )
+        panel.fill_between(ends, [*below, 0.0], [*above, 0.0], step="post", color=COLOURS[css], linewidth=0, label=name)
         below = above
     for peak in graph.peaks:
         middle = (ends[peak.moment] + ends[peak.moment + 1]) / 2

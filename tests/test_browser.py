@@ -1,0 +1,195 @@
+"""The report in a real browser: its widths, colours, sorting, and that it loads nothing.
+
+Of a GPT of twelve layers, planned for an H100 that is not here, and of reports with several graphs and hostile names.
+"""
+
+import itertools
+import time
+from dataclasses import replace
+
+import pytest
+
+from recompile.report.explanation import Explanation
+from tests.browser import DESKTOP, PHONE, browser, visit, why_there_is_none
+from tests.test_html import HOSTILE
+from tests.test_report import report_of, two_graphs
+
+pytestmark = pytest.mark.skipif(why_there_is_none() is not None, reason=str(why_there_is_none()))
+
+WIDTHS, SCHEMES = (PHONE, 800, DESKTOP), ("light", "dark")
+LONGEST_SECONDS, LARGEST_BYTES = 2.0, 2_000_000
+LEAST_TEXT_CONTRAST, LEAST_AREA_CONTRAST = 4.5, 3.0  # WCAG 2.2, 1.4.3 and 1.4.11
+
+# Contrast of every visible text with the nearest background behind it, and of every swatch of a legend.
+CONTRASTS = """() => {
+  const channel = (c) => { c /= 255; return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; };
+  const parse = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
+  const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+  const ratio = (a, b) => { const [x, y] = [light(a), light(b)].sort((p, q) => q - p); return (x + 0.05) / (y + 0.05); };
+  const behind = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const color = parse(getComputedStyle(at).backgroundColor);
+      if (color.length === 3 || color[3] === 1) return color;
+    }
+    return [255, 255, 255];
+  };
+  const found = [];
+  for (const element of document.querySelectorAll("body *")) {
+    if (!element.getClientRects().length) continue;
+    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    const style = getComputedStyle(element);
+    const isDrawn = element instanceof SVGElement;
+    if (own && (!isDrawn || element.tagName === "text")) {
+      const color = parse(isDrawn ? style.fill : style.color);
+      found.push(["text", ratio(color, behind(element)), element.textContent.slice(0, 40)]);
+    }
+    if (element.matches(".legend i:not(.barred)")) {
+      found.push(["area", ratio(parse(style.backgroundColor), behind(element.parentElement)), element.className]);
+    }
+  }
+  return found;
+}"""
+
+
+@pytest.fixture(scope="module")
+def opened():
+    with browser() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def gpt(tmp_path_factory):
+    """The report of a GPT of twelve layers at half of the peak that the fastest plan has."""
+    import recompile
+    from benchmarks.reference import GPT
+
+    torch = pytest.importorskip("torch")
+    with torch.device("meta"):
+        model, tokens = GPT(12).bfloat16(), torch.zeros(2, 1024, dtype=torch.long)
+    explanation = recompile.plan(model, tokens, hardware="h100", memory_budget=0.4, program=False)
+    path = tmp_path_factory.mktemp("gpt") / "report.html"
+    explanation.to_html(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory):
+    """Two graphs, one of them with names that try to be markup."""
+    kept = report_of(planner="save_all")
+    hostile = replace(
+        report_of(budget=0.0), ended_by=f"{HOSTILE}: {HOSTILE}", hardware=HOSTILE,
+        values=tuple(
+            replace(row, module=HOSTILE, source=f"{HOSTILE}:3", reason=HOSTILE) for row in report_of(budget=0.0).values
+        ),
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("several") / "report.html"
+    Explanation((hostile, *two_graphs(kept).graphs), (HOSTILE,), frozenset([2])).to_html(path)
+    return path
+
+
+def width_of(page):
+    return page.evaluate("document.documentElement.scrollWidth")
+
+
+@pytest.mark.parametrize(("width", "scheme"), itertools.product(WIDTHS, SCHEMES))
+def test_it_fits_every_width_says_nothing_and_loads_nothing(opened, gpt, several, width, scheme):
+    for path in (gpt, several):
+        with visit(opened, path, width, scheme) as found:
+            assert width_of(found.page) == width
+            found.page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
+            assert width_of(found.page) == width
+            assert (found.messages, found.requests) == ([], [path.as_uri()])
+
+
+@pytest.mark.parametrize("width", [PHONE, DESKTOP])
+def test_nothing_is_wider_than_the_section_that_it_stands_in(opened, gpt, width):
+    wider = """() => [...document.querySelectorAll('section, .tile, .table, .columns > div')]
+        .filter((each) => each.scrollWidth > each.clientWidth + 1)
+        .map((each) => each.className + each.textContent.slice(0, 60))"""
+    with visit(opened, gpt, width) as found:
+        found.page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
+        assert found.page.evaluate(wider) == []
+
+
+@pytest.mark.parametrize(("width", "scheme"), itertools.product((PHONE, DESKTOP), SCHEMES))
+def test_text_and_areas_stand_out_from_what_is_behind_them(opened, gpt, several, width, scheme):
+    for path in (gpt, several):
+        with visit(opened, path, width, scheme) as found:
+            found.page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
+            contrasts = found.page.evaluate(CONTRASTS)
+        assert sum(kind == "text" for kind, _, _ in contrasts) > 80
+        least = {"text": LEAST_TEXT_CONTRAST, "area": LEAST_AREA_CONTRAST}
+        assert [entry for entry in contrasts if entry[1] < least[entry[0]]] == []
+
+
+def test_the_report_of_twelve_layers_is_small_and_quick(opened, gpt):
+    assert gpt.stat().st_size < LARGEST_BYTES
+    with visit(opened, gpt):
+        pass  # the first page of a browser takes longer than the file
+    started = time.perf_counter()
+    with visit(opened, gpt) as found:
+        found.page.screenshot()
+        assert time.perf_counter() - started < LONGEST_SECONDS
+        assert "12 layers" in found.page.locator("svg:visible desc").nth(1).text_content()
+
+
+def test_a_click_on_a_heading_sorts_and_another_turns_the_order_around(opened, gpt):
+    with visit(opened, gpt) as found:
+        box = table(found, "Kept for backward")
+        assert sizes_of(box) == sorted(sizes_of(box), reverse=True)
+        box.locator("th", has_text="size").get_by_role("button").click()
+        assert sizes_of(box) == sorted(sizes_of(box))
+        assert box.locator("th[aria-sort]").get_attribute("aria-sort") == "ascending"
+        box.locator("th", has_text="module").get_by_role("button").click()
+        names = [text.partition("\n")[0] for text in box.locator("tbody td.module").all_inner_texts()]
+        assert names[0].startswith(("(top)", "1")) and len(set(names)) > 3
+
+
+def table(found, caption):
+    return found.page.locator(".table").filter(has=found.page.locator("caption", has_text=caption))
+
+
+def sizes_of(box):
+    return box.locator("tbody tr").evaluate_all(
+        "(rows) => rows.map((row) => Number(row.querySelector('td[data-t=size]').dataset.v))"
+    )
+
+
+def test_a_long_table_shows_some_rows_and_all_when_asked_and_is_filtered(opened, gpt):
+    with visit(opened, gpt) as found:
+        box = table(found, "Computed again")
+        num_rows = box.locator("tbody tr").count()
+        assert box.locator("tbody tr:visible").count() == 25 < num_rows
+        box.get_by_role("button", name=f"show all {num_rows} rows").click()
+        assert box.locator("tbody tr:visible").count() == num_rows
+        box.get_by_role("searchbox").fill("mlp")
+        shown = box.locator("tbody tr:visible").all_inner_texts()
+        assert 0 < len(shown) < num_rows and all("mlp" in text for text in shown)
+
+
+def test_the_tooltip_says_what_runs_and_what_is_alive(opened, gpt):
+    with visit(opened, gpt) as found:
+        found.page.locator(".timeline svg:visible .hover").hover()
+        text = found.page.locator("#tip:visible").inner_text()
+        assert text.startswith(("forward: ", "backward: ")) and " alive" in text and "kept for backward" in text
+
+
+def test_the_phone_gets_charts_of_its_own(opened, gpt):
+    for width, kind in ((PHONE, "narrow"), (DESKTOP, "wide")):
+        with visit(opened, gpt, width) as found:
+            charts = found.page.locator("svg.chart:visible")
+            assert {
+                css.split()[1] for css in charts.evaluate_all("(all) => all.map((e) => e.getAttribute('class'))")
+            } == {kind}
+            size = found.page.locator("svg.chart:visible text").first.evaluate(
+                "(text) => text.getBoundingClientRect().height"
+            )
+            assert size >= 11  # px: readable without zooming
+
+
+def test_without_script_all_rows_are_there(opened, gpt, tmp_path):
+    context = opened.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(gpt.as_uri())
+    assert page.locator(".table tbody tr:visible").count() > 60
+    context.close()
