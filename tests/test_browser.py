@@ -1,6 +1,7 @@
 """The report in a real browser: its widths, colours, sorting, and that it loads nothing.
 
-Of a GPT of twelve layers, planned for an H100 that is not here, and of reports with several graphs and hostile names.
+Of a GPT planned for an H100 that is not here, of three layers and, among the slow tests, of twelve; and of a report
+with several graphs and hostile names.
 """
 
 import itertools
@@ -25,7 +26,10 @@ CONTRASTS = """() => {
   const channel = (c) => { c /= 255; return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; };
   const parse = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
   const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
-  const ratio = (a, b) => { const [x, y] = [light(a), light(b)].sort((p, q) => q - p); return (x + 0.05) / (y + 0.05); };
+  const ratio = (a, b) => {
+    const [x, y] = [light(a), light(b)].sort((p, q) => q - p);
+    return (x + 0.05) / (y + 0.05);
+  };
   const behind = (element) => {
     for (let at = element; at; at = at.parentElement) {
       const color = parse(getComputedStyle(at).backgroundColor);
@@ -59,16 +63,24 @@ def opened():
 
 @pytest.fixture(scope="module")
 def gpt(tmp_path_factory):
-    """The report of a GPT of twelve layers at half of the peak that the fastest plan has."""
+    return report_of_gpt(3, tmp_path_factory.mktemp("gpt3") / "report.html")
+
+
+@pytest.fixture(scope="module")
+def deep_gpt(tmp_path_factory):
+    return report_of_gpt(12, tmp_path_factory.mktemp("gpt12") / "report.html")
+
+
+def report_of_gpt(num_layers, path):
+    """The report of a GPT at two fifths between the smallest peak and that of the fastest plan."""
+    import torch
+
     import recompile
     from benchmarks.reference import GPT
 
-    torch = pytest.importorskip("torch")
     with torch.device("meta"):
-        model, tokens = GPT(12).bfloat16(), torch.zeros(2, 1024, dtype=torch.long)
-    explanation = recompile.plan(model, tokens, hardware="h100", memory_budget=0.4, program=False)
-    path = tmp_path_factory.mktemp("gpt") / "report.html"
-    explanation.to_html(path)
+        model, tokens = GPT(num_layers).bfloat16(), torch.zeros(2, 1024, dtype=torch.long)
+    recompile.plan(model, tokens, hardware="h100", memory_budget=0.4, program=False).to_html(path)
     return path
 
 
@@ -117,17 +129,18 @@ def test_text_and_areas_stand_out_from_what_is_behind_them(opened, gpt, several,
         with visit(opened, path, width, scheme) as found:
             found.page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
             contrasts = found.page.evaluate(CONTRASTS)
-        assert sum(kind == "text" for kind, _, _ in contrasts) > 80
+        assert sum(kind == "text" for kind, _, _ in contrasts) > 50
         least = {"text": LEAST_TEXT_CONTRAST, "area": LEAST_AREA_CONTRAST}
         assert [entry for entry in contrasts if entry[1] < least[entry[0]]] == []
 
 
-def test_the_report_of_twelve_layers_is_small_and_quick(opened, gpt):
-    assert gpt.stat().st_size < LARGEST_BYTES
-    with visit(opened, gpt):
-        pass  # the first page of a browser takes longer than the file
+@pytest.mark.slow
+def test_the_report_of_twelve_layers_is_small_and_quick_and_fits_a_phone(opened, deep_gpt):
+    assert deep_gpt.stat().st_size < LARGEST_BYTES
+    with visit(opened, deep_gpt, PHONE) as found:
+        assert width_of(found.page) == PHONE
     started = time.perf_counter()
-    with visit(opened, gpt) as found:
+    with visit(opened, deep_gpt) as found:
         found.page.screenshot()
         assert time.perf_counter() - started < LONGEST_SECONDS
         assert "12 layers" in found.page.locator("svg:visible desc").nth(1).text_content()

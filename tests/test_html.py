@@ -256,8 +256,8 @@ def test_an_opaque_op_that_pins_memory_is_named_with_its_line(kept):
     rows = [replace(row, cannot_recompute=reason) if row.name == "e" else row for row in kept.values]
     (text,) = advice(replace(kept, values=tuple(rows)))
     assert text == (
-        "128 B are kept because my::op may hide state and is not run twice. (train/model.py:4) If it is a function of its "
-        "inputs alone, say so: recompile.register_op(op, recompute=True, flop=...)."
+        "128 B are kept because my::op may hide state and is not run twice. (train/model.py:4) If it is a function of "
+        "its inputs alone, say so: recompile.register_op(op, recompute=True, flop=...)."
     )
 
 
