@@ -1,6 +1,6 @@
-"""``python -m benchmarks.report_pictures``: the pictures of the report in docs/, of a GPT of twelve layers planned for an H100.
+"""``python -m benchmarks.report_pictures``: the pictures of the report in docs/, of a GPT planned for an H100.
 
-Needs a Chromium and the package playwright, no GPU; planning takes some 20 s.
+Needs a Chromium and the package playwright, and no GPU. Takes about a minute.
 """
 
 from __future__ import annotations

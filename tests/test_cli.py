@@ -60,6 +60,14 @@ def test_a_plan_is_printed_as_json_or_text(capsys):
     assert capsys.readouterr().out.startswith("recompile: predicted peak ")
 
 
+def test_a_report_and_a_picture_are_written(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    report, picture = tmp_path / "report.html", tmp_path / "step.png"
+    assert main([*PLAN, "--html", str(report), "--plot", str(picture)]) == 0
+    assert report.read_text(encoding="utf-8").startswith("<!doctype html>") and picture.stat().st_size > 1000
+    assert f"wrote {report}" in capsys.readouterr().err
+
+
 def test_a_factory_without_numbers_gets_tokens(capsys):
     main([*PLAN, "--json"])
     main(["plan", "factories:alone", "--batch", "4x32", "--hardware", "h100", "--no-program", "--json"])
