@@ -13,6 +13,7 @@ from recompile.backend import within_budget
 from recompile.decide import decide
 from recompile.errors import BudgetError
 from recompile.joint import Budget
+from recompile.occupancy import occupancy_of
 from recompile.options import Options
 from recompile.records import Record
 from recompile.replay import CPU, CUDA, ExternSizes
@@ -91,10 +92,11 @@ def attempts(*errors):
         asked.append(options)
         joint = annotated(CHAIN)
         plan, budget = decide(joint, H100, options)
-        simulation = Timeline(joint, H100).simulate(frozenset())
+        timeline = Timeline(joint, H100)
+        simulation = timeline.simulate(frozenset())
         report = report_graph(
-            joint, plan, simulation, planner="mincut", hardware="h100", budget="", budget_bytes=budget.peak_bytes,
-            planning_seconds=0.0, sizes=(), limits=(),
+            joint, plan, simulation, occupancy_of(timeline, frozenset(), simulation), planner="mincut",
+            hardware="h100", budget="", budget_bytes=budget.peak_bytes, planning_seconds=0.0, sizes=(), limits=(),
         )  # fmt: skip
         error = next(remaining)
         program = None if error is None else plan.peak_bytes + error

@@ -51,6 +51,8 @@ def about(graph: GraphReport) -> str:
         facts.append(f"{text[0].upper()}{text[1:]}.")
     if graph.sizes:
         facts.append(f"Planned at the sizes {', '.join(graph.sizes)}; {reach_text(graph)}.")
+    if graph.program_bytes is not None:
+        facts.append(f"The program that Inductor made of it needs {format_bytes(graph.program_bytes)}.")
     if graph.ended_by:
         facts.append(f"Ends at a graph break: {graph.ended_by}.")
     return f'<p class="about">{escape(" ".join(facts))}</p>'
@@ -113,16 +115,21 @@ def layers_section(graph: GraphReport) -> str:
     heads = "".join(f"<th scope=col{css}>{name}</th>" for name, css in LAYER_HEADS)
     body = "".join(layer_rows(treatment, by_name) for treatment in treatments_of(layers))
     return (
-        "<section><h2>Layer by layer</h2><p>Layers with the same decisions share a row. What is kept is worth its "
-        "memory by what would have to run again without it; where memory is dearer, more is computed again.</p>"
+        "<section><h2>Layer by layer</h2><p>Layers with the same decisions share a row. Beside what is kept "
+        "stands what would run again without it: that is what its memory buys.</p>"
         f'{charts}<table class="summary"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></section>'
     )
 
 
 def layer_rows(treatment: Treatment, by_name: dict[str, ValueRow]) -> str:
     """What each of some layers keeps and computes again, and below it, folded away, why."""
-    kept = main_values(treatment.kept, lambda fold: fold.size_bytes, format_bytes)
-    again = main_values(treatment.again, lambda fold: fold.seconds, None)
+
+    def worth(fold: Fold) -> str:
+        work = work_text(behind_of(fold.first, by_name))
+        return f", {format_bytes(fold.size_bytes)} <small>else {work} again</small>"
+
+    kept = main_values(treatment.kept, lambda fold: fold.size_bytes, worth)
+    again = main_values(treatment.again, lambda fold: fold.seconds, lambda fold: "")
     keeps = format_bytes(sum(row.size_bytes for row in treatment.kept))
     why = (
         f"<div><h3>Kept: {len(treatment.kept)} values</h3>{kept_list(treatment.kept, by_name)}</div>"
@@ -136,16 +143,15 @@ def layer_rows(treatment: Treatment, by_name: dict[str, ValueRow]) -> str:
     )
 
 
-def main_values(rows: Sequence[ValueRow], weight: Callable[[Fold], float], text: Callable[[int], str] | None) -> str:
-    """The three weightiest kinds of value, each with where it is made; ``text`` shows their weights."""
+def main_values(rows: Sequence[ValueRow], weight: Callable[[Fold], float], text: Callable[[Fold], str]) -> str:
+    """The three weightiest kinds of value, each with where it is made and the HTML that ``text`` adds."""
     folds = sorted(folds_of(rows, also=lambda row: None), key=lambda fold: -weight(fold))
     items = []
     for fold in folds[:3]:
         place = place_of(fold.first.module)
         rest = place.rest or (place.stem if place.layer is None else "")
         where = f" in {code(rest)}" if rest else f" at {source_of(fold.first.source)}" if fold.first.source else ""
-        weighed = f", {text(weight(fold))}" if text else ""
-        items.append(f"<li>{code(short_op(fold.first.op))}{where}{weighed}</li>")
+        items.append(f"<li>{code(short_op(fold.first.op))}{where}{text(fold)}</li>")
     return f"<ul>{''.join(items)}</ul>" if items else "nothing"
 
 

@@ -15,7 +15,7 @@ from recompile.report.text import share_above, short_source
 from recompile.units import format_bytes, format_flop, format_seconds
 
 ROWS_SHOWN = 25  # of a table before "show all"
-RESIDENTS_SHOWN = 8
+RESIDENTS_SHOWN = 6
 LEAST_SHARE_SHOWN = 0.01  # of a peak, for a value that is named
 USE_NAMES = {
     "saved": "kept for backward",
