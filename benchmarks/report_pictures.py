@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.browser import DESKTOP, PHONE, browser, visit, why_there_is_none
 
 DOCS = Path(__file__).parent.parent / "docs"
-HEIGHTS = {PHONE: 3000, DESKTOP: 2300}  # px of the page that is shown
+HEIGHTS = {PHONE: 2700, DESKTOP: 1900}  # px of the page that is shown
 MODEL, BUDGET = "gpt-12x2048", "4.5GiB"
 
 

@@ -21,6 +21,7 @@ FACT_FILES = (
     "hardware",
     "joint",
     "mincut",
+    "occupancy",
     "registry",
     "replay",
     "rules",
