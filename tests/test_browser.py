@@ -12,7 +12,7 @@ import pytest
 
 from recompile.report.explanation import Explanation
 from tests.browser import DESKTOP, PHONE, browser, visit, why_there_is_none
-from tests.test_html import HOSTILE
+from tests.test_html import HOSTILE, layered
 from tests.test_report import report_of, two_graphs
 
 pytestmark = pytest.mark.skipif(why_there_is_none() is not None, reason=str(why_there_is_none()))
@@ -86,7 +86,7 @@ def report_of_gpt(num_layers, path):
 
 @pytest.fixture(scope="module")
 def several(tmp_path_factory):
-    """Two graphs, one of them with names that try to be markup."""
+    """Three graphs, one with names that try to be markup, one with 96 layers that are treated by turns."""
     kept = report_of(planner="save_all")
     hostile = replace(
         report_of(budget=0.0), ended_by=f"{HOSTILE}: {HOSTILE}", hardware=HOSTILE,
@@ -94,8 +94,9 @@ def several(tmp_path_factory):
             replace(row, module=HOSTILE, source=f"{HOSTILE}:3", reason=HOSTILE) for row in report_of(budget=0.0).values
         ),
     )  # fmt: skip
+    deep = layered(kept, range(96), "model.decoder.layers.{}.mlp.down_projection", lambda k: k % 3 == 0)
     path = tmp_path_factory.mktemp("several") / "report.html"
-    Explanation((hostile, *two_graphs(kept).graphs), (HOSTILE,), frozenset([2])).to_html(path)
+    Explanation((hostile, deep, two_graphs(kept).graphs[0]), (HOSTILE,), frozenset([2])).to_html(path)
     return path
 
 

@@ -57,13 +57,13 @@ def parsed(text):
     return parser
 
 
-def layered(kept, numbers, name="blocks.{}.mlp"):
+def layered(kept, numbers, name="blocks.{}.mlp", is_kept=lambda k: k < 2):
     """A report whose value e is repeated in layers: kept in the first two, computed again in the others."""
     (row,) = [row for row in kept.saved if row.name == "e"]
     rows = [
         replace(
             row, name=f"e_{k}", module=name.format(k), inputs=(), size_bytes=2**20,
-            decision="saved" if k < 2 else "recomputed",
+            decision="saved" if is_kept(k) else "recomputed",
         )
         for k in numbers
     ]  # fmt: skip
