@@ -13,7 +13,7 @@ from tests.browser import DESKTOP, PHONE, browser, visit, why_there_is_none
 
 DOCS = Path(__file__).parent.parent / "docs"
 HEIGHTS = {PHONE: 2700, DESKTOP: 1900}  # px of the page that is shown
-LAYER_SHOWN = 3  # row of the layers that is unfolded
+LAYER_SHOWN, LAYERS_HEIGHT = 2, 1450  # row of the layers that is unfolded; px
 MODEL, BUDGET = "gpt-12x2048", "4.5GiB"
 
 
@@ -40,11 +40,14 @@ def main() -> int:
                     area = {"x": 0, "y": 0, "width": width, "height": height}
                     found.page.screenshot(path=picture, full_page=True, clip=area)
                     print(f"{picture}: {picture.stat().st_size / 1000:.0f} kB")
-            with visit(opened, path, width) as found:
-                picture = DOCS / f"report-{width}-layers.png"
-                found.page.locator("tr.why summary").nth(LAYER_SHOWN).click()
-                found.page.locator("section", has_text="Layer by layer").first.screenshot(path=picture)
-                print(f"{picture}: {picture.stat().st_size / 1000:.0f} kB")
+        with visit(opened, path) as found:
+            picture = DOCS / f"report-{DESKTOP}-layers.png"
+            found.page.locator("tr.why summary").nth(LAYER_SHOWN).click()
+            area = found.page.locator("section", has_text="Layer by layer").first.bounding_box()
+            area["y"] += found.page.evaluate("window.scrollY")
+            area["height"] = min(area["height"], LAYERS_HEIGHT)
+            found.page.screenshot(path=picture, full_page=True, clip=area)
+            print(f"{picture}: {picture.stat().st_size / 1000:.0f} kB")
     return 0
 
 
