@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recompile.dataflow import Dataflow, backward_order, forward_order, tangents_of
-from recompile.fusion import Kernel
+from recompile.kernels import Kernel
 from recompile.lifetimes import DIES, WRITTEN, lifetimes
 from recompile.stretches import backward_stretches, forward_stretches, stretches_of
 from recompile.timeline import Simulation, Timeline, copied_for_layout, recomputed_ops

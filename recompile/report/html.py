@@ -189,7 +189,6 @@ def program_part(explanation: Explanation) -> str:
     rows = [
         ("peak", format_bytes(explanation.peak_bytes), format_bytes(program.peak_bytes)),
         ("step", format_seconds(explanation.step_seconds), format_seconds(program.seconds)),
-        ("kernels", str(sum(len(graph.timeline) for graph in explanation.graphs)), str(program.num_launches)),
     ]
     body = "".join(f'<tr><th scope="row">{n}</th><td class=num>{a}</td><td class=num>{b}</td></tr>' for n, a, b in rows)
     return (
