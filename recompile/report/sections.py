@@ -168,7 +168,9 @@ def kept_list(rows: Sequence[ValueRow], by_name: dict[str, ValueRow]) -> str:
 
     def why(fold: Fold) -> str:
         work = work_text(behind_of(fold.first, by_name))
-        return f"Without it {work} more would run again. Its own price: {fold.first.reason}."
+        reason = fold.first.reason
+        shown = f"Its own price: {reason}" if reason.startswith("rebuilding") else f"{reason[:1].upper()}{reason[1:]}"
+        return f"Without it {work} more would run again. {shown}."
 
     return values_list(rows, lambda fold: fold.size_bytes, why)
 
