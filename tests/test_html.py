@@ -95,6 +95,15 @@ def test_nothing_of_the_users_becomes_markup(rebuilt):
     assert "&lt;/script&gt;" in text
 
 
+def test_a_graph_without_kernels_or_decisions_has_a_report(kept):
+    empty = replace(
+        kept, timeline=(), peaks=(), values=(), peak_bytes=0, saved_bytes=0, step_seconds=0.0, total_flops=0,
+        lower_bound_seconds=None, floor_bound_bytes=None,
+    )  # fmt: skip
+    assert "0 values kept" in explanation_html(Explanation((empty,)))
+    parsed(explanation_html(Explanation((replace(empty, frontier=(FrontierPoint(0, 0.0, 0, 0),)),))))
+
+
 def test_to_html_writes_the_file(kept, tmp_path):
     Explanation((kept,)).to_html(tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
