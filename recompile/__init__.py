@@ -27,6 +27,7 @@ _HOME = {
     "annotate": "recompile.annotation",
     "explain": "recompile.api",
     "frontier": "recompile.ahead",
+    "joint_graph": "recompile.ahead",
     "max_batch": "recompile.fit",
     "measure": "recompile.measurement",
     "plan": "recompile.ahead",

@@ -175,7 +175,7 @@ class Partitioner(CustomPartitionerFn):
         options = self.options.with_region_budget(region_budgets(joint.graph))
 
         def annotate_at(sizes: Sizes) -> JointGraph:
-            return annotate(joint, num_fwd_outputs, self.hardware, static, sizes)
+            return annotate(joint, num_fwd_outputs, self.hardware, static, sizes, options.cost)
 
         decided = plan_at_sizes(annotate_at, symbols_in(joint.graph), self.hardware, options, self.has_grown)
         for symbol, limit in decided.limits:

@@ -11,8 +11,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 TORCH_INTERNALS = ("torch._functorch", "torch._inductor", "torch._dynamo", "torch._subclasses", "triton")
-PRIVATE_PARTS = ("", "_emitted", "_fusion", "_gpu", "_lowering", "_trace")
-MAY_USE_INTERNALS = tuple(f"recompile.torch_private{part}" for part in PRIVATE_PARTS)
+MAY_USE_INTERNALS = tuple(
+    f"recompile.torch_private{part}" for part in ("", "_emitted", "_fakes", "_fusion", "_gpu", "_lowering", "_trace")
+)
 FACT_FILES = (
     "annotation",
     "cost",
