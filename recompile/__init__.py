@@ -33,6 +33,7 @@ _HOME = {
     "plan": "recompile.ahead",
     "register_op": "recompile.registry",
     "remat": "recompile.api",
+    "watch": "recompile.watching",
 }
 __all__ = sorted(_HOME)
 
