@@ -2,14 +2,17 @@
 
 import gzip
 import json
+import operator
 import os
 import subprocess
 import sys
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 import recompile
+from recompile.annotation import annotate
 from recompile.joint import Budget, JointGraph
 from recompile.planner import BY_NAME
 from recompile.report.explanation import module_path
@@ -60,8 +63,8 @@ def facts(joint):
 
 
 def decisions(joint):
-    """What each planner decides where nothing limits it."""
-    plans = [(name, BY_NAME[name](joint, joint.hardware, Budget(None))) for name in PLANNERS]
+    """What the simple planners decide where nothing limits them."""
+    plans = [(name, BY_NAME[name](joint, joint.hardware, Budget(None))) for name in PLANNERS if name != "mincut"]
     return [(name, plan_text(p), p.peak_bytes, p.step_seconds, p.recompute_flops) for name, p in plans]
 
 
@@ -80,6 +83,38 @@ def test_views_share_their_bases_storage_after_loading(tmp_path):
     value = {node.name: node.meta["val"] for node in loaded.nodes}
     assert value["r"].untyped_storage()._cdata == value["c"].untyped_storage()._cdata
     assert value["c"].untyped_storage()._cdata != value["e"].untyped_storage()._cdata
+
+
+def test_the_body_of_a_higher_order_op_and_constants_are_kept(tmp_path):
+    mode = FakeTensorMode()
+    with mode:
+        constant, flag = torch.empty(8), torch.empty((), dtype=torch.bool)
+        values = [torch.empty(4, 8) for _ in range(7)]
+    body = torch.fx.Graph()
+    argument = body.placeholder("arg0_1")
+    argument.meta["val"] = values[0]
+    result = body.call_function(torch.ops.aten.exp.default, (argument,))
+    result.meta["val"] = values[1]
+    body.output((result,))
+    graph = torch.fx.Graph()
+    x, pred, tangent = (graph.placeholder(name) for name in ("primals_1", "primals_2", "tangents_1"))
+    inner, kept = graph.get_attr("body"), graph.get_attr("constant")
+    picked = graph.call_function(torch.ops.higher_order.cond, (pred, inner, inner, (x,)))
+    first = graph.call_function(operator.getitem, (picked, 0))
+    scaled = graph.call_function(torch.ops.aten.mul.Tensor, (first, kept))
+    gradient = graph.call_function(torch.ops.aten.mul.Tensor, (tangent, first))
+    for node, value in zip((x, tangent, first, scaled, gradient), values[2:], strict=True):
+        node.meta["val"] = value
+    pred.meta["val"], kept.meta["val"], picked.meta["val"] = flag, constant, (first.meta["val"],)
+    graph.output((scaled, gradient, None))
+    root = {"body": torch.fx.GraphModule({}, body), "constant": constant}
+    joint = annotate(torch.fx.GraphModule(root, graph), 1, H100)
+    loaded = saved_and_loaded(joint, tmp_path)
+    assert facts(loaded) == facts(joint)
+    module = loaded.graph.owning_module
+    assert [str(node.target) for node in module.body.graph.nodes] == ["arg0_1", "aten.exp.default", "output"]
+    assert module.constant.shape == (8,)
+    assert decisions(loaded) == decisions(joint)
 
 
 def test_the_file_of_a_graph_is_the_same_whenever_it_is_written(tmp_path):
