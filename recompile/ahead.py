@@ -66,6 +66,9 @@ def plan(
     with the place, where the model cannot be traced in one graph.
     """
     if isinstance(model, JointGraph):
+        refuse_beside_graph(
+            args, {**kwargs, "loss": loss, "autocast": autocast, "program": program, "inductor": inductor}
+        )
         return plan_of_graph(priced_as_asked(model, hardware, cost), memory_budget, planner)
     target, args, kwargs = gpu(hardware), as_tensors(args), as_tensors(kwargs)
     options = gpu_options(target, memory_budget, planner, inductor, cost)
@@ -124,6 +127,7 @@ def frontier(
     """The whole trade-off between peak and time of ``model(*args, **kwargs)`` on a GPU; arguments as for ``plan``."""
     settings = {"hardware": hardware, "cost": cost, "loss": loss, "autocast": autocast, "inductor": inductor}
     if isinstance(model, JointGraph):
+        refuse_beside_graph(args, {**kwargs, "loss": loss, "autocast": autocast, "inductor": inductor})
         joint = priced_as_asked(model, hardware, cost)
     else:
         joint = joint_graph(model, *args, **settings, **kwargs)
@@ -158,6 +162,14 @@ def annotated(trace: JointTrace, hardware: Hardware, cost: Cost | None = None) -
     placeholders = module.graph.find_nodes(op="placeholder")
     static = [placeholders[i] for i in trace.static_inputs]
     return annotate(module, trace.num_fwd_outputs, hardware, static, cost=cost)
+
+
+def refuse_beside_graph(args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
+    """A graph has been traced: what says how to trace one has no meaning beside it."""
+    names = [f"argument {number}" for number, _ in enumerate(args, start=1)]
+    names += [name for name, value in given.items() if value is not None]
+    if names:
+        raise OptionError(f"{', '.join(names)}: a JointGraph was traced already; give these to recompile.joint_graph()")
 
 
 def priced_as_asked(joint: JointGraph, hardware: str | Hardware | None, cost: Cost | None) -> JointGraph:

@@ -196,6 +196,13 @@ def test_a_graph_can_be_priced_for_other_hardware():
     assert [note.seconds for note in slower.notes.values()] == [n.seconds for n in annotated_there.notes.values()]
 
 
+def test_what_says_how_to_trace_is_refused_beside_a_graph():
+    with pytest.raises(recompile.OptionError, match="argument 1, autocast: a JointGraph was traced already"):
+        recompile.plan(annotated(CHAIN), torch.ones(1), autocast=torch.bfloat16)
+    with pytest.raises(recompile.OptionError, match="loss: a JointGraph was traced already"):
+        recompile.frontier(annotated(CHAIN), loss=torch.sum)
+
+
 def test_unknown_hardware_is_refused_by_name():
     with pytest.raises(recompile.OptionError, match="'h900' is not known"):
         recompile.plan(annotated(CHAIN), hardware="h900")
