@@ -137,7 +137,7 @@ def without_weight_gradients(joint: JointGraph) -> JointGraph:
     notes = {
         node: replace(note, size_bytes=0) if note.storage in weights else note for node, note in joint.notes.items()
     }
-    return JointGraph(joint.graph, notes, joint.num_fwd_outputs, joint.static_inputs)
+    return replace(joint, notes=notes)
 
 
 class DropoutOfGPU(TorchFunctionMode):

@@ -27,11 +27,13 @@ _HOME = {
     "annotate": "recompile.annotation",
     "explain": "recompile.api",
     "frontier": "recompile.ahead",
+    "joint_graph": "recompile.ahead",
     "max_batch": "recompile.fit",
     "measure": "recompile.measurement",
     "plan": "recompile.ahead",
     "register_op": "recompile.registry",
     "remat": "recompile.api",
+    "watch": "recompile.watching",
 }
 __all__ = sorted(_HOME)
 

@@ -4,6 +4,7 @@
     python -m recompile plan package.module:factory --batch 8x2048 --hardware h100 --html report.html
     python -m recompile frontier package.module:factory --batch 8x2048 --hardware h100 --plot frontier.png
     python -m recompile max-batch package.module:factory --batch ?x2048 --hardware h100
+    python -m recompile graph package.module:factory --batch 8x2048 --hardware h100 --out gpt.json.gz
     python -m recompile hardware
 
 The factory is called with the numbers of ``--batch``, under ``torch.device("meta")``, and returns the model and its
@@ -64,6 +65,8 @@ def build_parser() -> argparse.ArgumentParser:
     fit = command(commands, "max-batch", run_max_batch, "the largest size that fits; mark it ? in --batch")
     fit.add_argument("--memory", help="of the GPU, such as 80GB; by default what the hardware has")
     fit.add_argument("--planner", default="mincut", help="mincut, stock, save_all or full")
+    graph = command(commands, "graph", run_graph, "save the joint graph, for JointGraph.load and planners of one's own")
+    graph.add_argument("--out", required=True, metavar="FILE", help="where to: JSON, gzipped if it ends in .gz")
     hardware = commands.add_parser("hardware", help="the GPUs known by name, or this machine's own figures")
     hardware.add_argument("--calibrate", action="store_true", help="measure this machine's device and keep the figures")
     hardware.add_argument("--json", action="store_true", help="print JSON")
@@ -144,6 +147,18 @@ def run_max_batch(asked: argparse.Namespace) -> tuple[Any, Any]:
         **shared(asked),
     )  # fmt: skip
     return {"fits": True, **fit.to_json()}, fit
+
+
+def run_graph(asked: argparse.Namespace) -> tuple[Any, Any]:
+    import recompile
+
+    model, batch = made(asked.factory, numbers_of(asked.batch))
+    args, kwargs = arguments_of(batch)
+    settings = {key: value for key, value in shared(asked).items() if key != "optimizer"}
+    joint = recompile.joint_graph(model, *args, **kwargs, **settings)
+    joint.save(asked.out)
+    result = {"path": asked.out, "num_nodes": len(joint.nodes)}
+    return result, f"wrote {asked.out}: {len(joint.nodes)} nodes, priced for {joint.hardware.name}"
 
 
 def run_hardware(asked: argparse.Namespace) -> tuple[Any, Any]:

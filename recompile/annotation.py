@@ -11,9 +11,9 @@ from collections.abc import Iterable
 import torch
 import torch.fx as fx
 
-from recompile.cost import roofline_seconds
+from recompile.cost import with_seconds
 from recompile.hardware import Hardware
-from recompile.joint import Annotation, JointGraph, Kind, Side
+from recompile.joint import Annotation, Cost, JointGraph, Kind, Side
 from recompile.rules import (
     NO_RECOMPUTE,
     NO_SAVE,
@@ -35,13 +35,14 @@ def annotate(
     hardware: Hardware,
     static_inputs: Iterable[fx.Node] = (),
     sizes: Sizes = AT_HINTS,
+    cost: Cost | None = None,
 ) -> JointGraph:
     """Annotate a joint forward/backward graph.
 
     ``joint`` is what AOTAutograd hands a partitioner: placeholders ``primals_*`` and ``tangents_*``, and one output
     tuple of which the first ``num_fwd_outputs`` belong to forward. ``hardware`` prices seconds. ``static_inputs`` are
     the placeholders that stay allocated whatever happens (parameters and buffers). ``sizes`` are the numbers that
-    symbolic sizes count as.
+    symbolic sizes count as. ``cost``: a cost model for library calls, see ``recompile.cost``.
     """
     graph = joint.graph
     nodes = [node for node in graph.nodes if node.op != "output"]
@@ -58,18 +59,19 @@ def annotate(
         cannot_save = first_reason(NO_SAVE, node, facts)
         if cannot_recompute is None:  # wishes hold where recomputation is possible
             cannot_save = cannot_save or first_reason(RATHER_NOT_SAVE, node, facts) or wished.get(node)
-        notes[node] = Annotation(
+        note = Annotation(
             side=sides[node],
             kind=kind,
             storage=index[owner[node]],
             size_bytes=0 if is_symbol(node) else storage_bytes_of(node.meta.get("val"), sizes),
             numel=num_elements(next(tensors_in(node.meta.get("val")), None), sizes),
             work=work,
-            seconds=roofline_seconds(work, hardware, dtype_of(node), kind),
+            seconds=0.0,
             cannot_save=cannot_save,
             cannot_recompute=cannot_recompute,
         )
-    return JointGraph(graph, notes, num_fwd_outputs, frozenset(static_inputs))
+        notes[node] = with_seconds(node, note, hardware, cost)
+    return JointGraph(graph, notes, num_fwd_outputs, frozenset(static_inputs), hardware)
 
 
 def rebuilt_on_wish(nodes: list[fx.Node], facts: LegalityFacts) -> dict[fx.Node, str]:
@@ -86,13 +88,6 @@ def rebuilt_on_wish(nodes: list[fx.Node], facts: LegalityFacts) -> dict[fx.Node,
         if reason is not None:
             found[node] = reason
     return found
-
-
-def dtype_of(node: fx.Node) -> torch.dtype:
-    """The dtype that decides an op's rate: that of its first floating input, else of its result."""
-    values = [argument.meta.get("val") for argument in node.all_input_nodes] + [node.meta.get("val")]
-    tensors = [val for val in values if isinstance(val, torch.Tensor)]
-    return next((val.dtype for val in tensors if val.dtype.is_floating_point), torch.float32)
 
 
 def sides_of(graph: fx.Graph, num_fwd_outputs: int) -> dict[fx.Node, Side]:

@@ -18,10 +18,11 @@ from recompile.dynamic import SizedPlan, has_outgrown, plan_at_sizes
 from recompile.hardware import Hardware
 from recompile.hardware import resolve as resolve_hardware
 from recompile.joint import JointGraph
+from recompile.meter import Meter, add_advice, table, warning_text
 from recompile.occupancy import occupancy_of
 from recompile.options import Options
 from recompile.passes import snapshot_overwritten, split_joint
-from recompile.report.explanation import report_graph
+from recompile.report.explanation import Explanation, report_graph
 from recompile.rules import is_random
 from recompile.sizes import Sizes, symbols_in
 from recompile.timeline import Timeline
@@ -73,6 +74,8 @@ def recompile(
         for graph in record.graphs:
             peak, budget = format_bytes(graph.peak_bytes), graph.budget
             log.warning("recompile: predicted peak %s with memory_budget=%s", peak, budget)
+        if len(records.own_records(compilation.wrapper)) <= 1:  # what follows a graph break runs in the same step
+            return metered(compiled, compilation.wrapper, record, device)
     return compiled
 
 
@@ -116,6 +119,30 @@ def compiled_once(
     ended_by = graph_break_of(model)
     shown = tuple(replace(graph, ended_by=ended_by) for graph in graphs)
     return compiled, records.Record(compilation, shown, missing=was_cached and not graphs)
+
+
+def metered(compiled: Callable[..., Any], wrapper: Any, record: records.Record, device: torch.device) -> Callable:
+    """Compiled code whose first steps are measured and logged beside what was predicted; see ``recompile.meter``."""
+
+    def explanation() -> Explanation:
+        found = records.own_records(wrapper) or [record]
+        return Explanation(tuple(graph for part in found for graph in part.graphs))
+
+    def log_steps(meter: Meter) -> None:
+        for text in filter(None, (table(meter.steps), warning_text(meter.steps, explanation()))):
+            log.warning("%s", text)
+
+    meter = Meter(explanation, device, when_done=log_steps)
+
+    @functools.wraps(compiled)
+    def call(*args: Any) -> Any:
+        try:
+            return meter.call(compiled, args, {})
+        except BaseException as error:
+            add_advice(error, meter)
+            raise
+
+    return call
 
 
 def needs_gradient(model: fx.GraphModule, inputs: Sequence[Any]) -> bool:
@@ -176,7 +203,7 @@ class Partitioner(CustomPartitionerFn):
         options = self.options.with_region_budget(region_budgets(joint.graph))
 
         def annotate_at(sizes: Sizes) -> JointGraph:
-            return annotate(joint, num_fwd_outputs, self.hardware, static, sizes)
+            return annotate(joint, num_fwd_outputs, self.hardware, static, sizes, options.cost)
 
         decided = plan_at_sizes(annotate_at, symbols_in(joint.graph), self.hardware, options, self.has_grown)
         for symbol, limit in decided.limits:

@@ -23,9 +23,9 @@ import torch
 import torch.fx as fx
 
 from recompile import records
-from recompile.annotation import dtype_of
 from recompile.backend import Partitioner, inductor_patches
 from recompile.chip import Chip, blas_workspace_bytes, chip_for
+from recompile.cost import dtype_of
 from recompile.hardware import Hardware
 from recompile.hardware import resolve as resolve_hardware
 from recompile.joint import Kind

@@ -7,6 +7,7 @@ traced, unless the annotation was asked for others.
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -77,12 +78,16 @@ class Annotation:
 
 @dataclass(frozen=True, eq=False)
 class JointGraph:
-    """A joint graph and its notes. ``graph`` is read, never changed, by analyses and planners."""
+    """A joint graph and its notes. ``graph`` is read, never changed, by analyses and planners.
+
+    ``hardware`` is what the notes' seconds are priced for; planners are given the same.
+    """
 
     graph: fx.Graph
     notes: Mapping[fx.Node, Annotation]
     num_fwd_outputs: int
     static_inputs: frozenset[fx.Node] = field(default_factory=frozenset)
+    hardware: Hardware | None = None
 
     @property
     def nodes(self) -> list[fx.Node]:
@@ -103,6 +108,38 @@ class JointGraph:
         returned = list(self.graph.output_node().args[0])
         forward, backward = returned[: self.num_fwd_outputs], returned[self.num_fwd_outputs :]
         return tuple(list(dict.fromkeys(v for v in part if isinstance(v, fx.Node))) for part in (forward, backward))
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the graph to a file of JSON, gzipped if the name ends in ``.gz``: its ops, arguments, shapes, strides,
+        dtypes and devices, source lines and modules, and every note. ``load`` gives it back; no tensor's content is in
+        it, the model's source lines are.
+
+        Raises ValueError, with the node, for sizes that vary, sparse tensors, and arguments that are no data.
+        """
+        from recompile.graph_file import save_joint_graph
+
+        save_joint_graph(self, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> JointGraph:
+        """Read what ``save`` wrote: planners decide about it as about the original, without the model's code or the
+        device. Its values are fake tensors. The file is data, not pickle: nothing in it is run.
+
+        Raises ValueError for a file that is none, or of another version, and for an op that is not registered here.
+        """
+        from recompile.graph_file import load_joint_graph
+
+        return load_joint_graph(path)
+
+    def priced_for(self, hardware: str | Hardware, cost: Cost | None = None) -> JointGraph:
+        """The same graph with seconds for another device, by name, JSON file or value, or by a cost model of one's own.
+
+        ``cost``: see ``recompile.cost``. Everything but the seconds is left as it is, so ops that another device would
+        run by other kernels (attention) stay what they were.
+        """
+        from recompile.cost import priced
+
+        return priced(self, hardware, cost)
 
     def to_networkx(self) -> networkx.DiGraph:
         """A DiGraph with one vertex per node name; vertex attributes are the annotation's fields as plain values."""
@@ -164,4 +201,5 @@ class Plan:
 
 
 Planner = Callable[["JointGraph", "Hardware", Budget], Plan]
+Cost = Callable[[fx.Node, Annotation, "Hardware"], float]
 Pass = Callable[[fx.Graph], int]

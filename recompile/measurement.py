@@ -16,8 +16,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import math
 import os
-import sys
 import tempfile
 import threading
 import time
@@ -31,6 +31,7 @@ import torch
 from torch._C._profiler import ProfilerConfig, ProfilerState, _EventType, _ExperimentalConfig, _RecordFunctionFast
 
 START = "recompile.measure: start"
+END = "recompile.measure: end"
 FREED = "recompile.measure: freed "
 NOISE = b"USDT:"  # The profiler of torch 2.13 writes two such lines to stderr for every recording.
 
@@ -64,12 +65,12 @@ def measure(fn: Callable[..., Any], *args: Any, device: str | torch.device | Non
     """
     if not callable(fn):
         raise TypeError(f"measure() takes a function to call, then its arguments; got {type(fn).__name__}: {fn!r:.80}")
-    target = _target_device(device)
+    target = target_device(device)
     call = functools.partial(fn, *args, **kwargs)
-    return _measure_cuda(call, target) if target.type == "cuda" else _measure_cpu(call)
+    return _measure(call, target)
 
 
-def _target_device(device: str | torch.device | None) -> torch.device:
+def target_device(device: str | torch.device | None) -> torch.device:
     if device is None:
         return torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
     try:
@@ -83,45 +84,100 @@ def _target_device(device: str | torch.device | None) -> torch.device:
     return target
 
 
-def _measure_cuda(call: Callable[[], Any], device: torch.device) -> Measurement:
-    gc.collect()
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before_bytes = torch.cuda.memory_allocated(device)
-    started = time.perf_counter()
-    result = call()
-    torch.cuda.synchronize(device)
-    seconds = time.perf_counter() - started
-    peak_bytes = torch.cuda.max_memory_allocated(device) - before_bytes
-    end_bytes = torch.cuda.memory_allocated(device) - before_bytes
-    del result
-    return Measurement(peak_bytes, seconds, ((0.0, 0), (seconds, end_bytes)))
+def start_recording(device: torch.device) -> Recording:
+    """Begin to record a device's memory, where a step is no single call; the recording's ``stop`` ends it.
+
+    One recording at a time. On CUDA it resets the peak that PyTorch keeps statistics of. Raises RuntimeError on the CPU
+    while a profiler is active.
+    """
+    return _CudaRecording(device) if device.type == "cuda" else _CpuRecording()
 
 
-def _measure_cpu(call: Callable[[], Any]) -> Measurement:
-    if torch.autograd._profiler_enabled():
-        raise RuntimeError("measure() needs PyTorch's profiler, and one is active already: call it outside of that one")
-    gc.collect()
-    watches = _watch_live_storages()
-    recorder = torch.autograd.profiler.profile(use_cpu=True, profile_memory=True, use_kineto=True)
-    threads: list[_RecordedThread] = []
-    with _without_noise_on_stderr():
-        recorder.__enter__()
+def _measure(call: Callable[[], Any], device: torch.device) -> Measurement:
+    recording = start_recording(device)
     try:
-        with _recorded_threads(threads):
-            with _RecordFunctionFast(START):
-                started = time.perf_counter()
-            result = call()
-            seconds = time.perf_counter() - started
-    finally:
-        with _without_noise_on_stderr():
-            recorder.__exit__(*sys.exc_info())
-        watches.clear()
+        result = call()
+    except BaseException:
+        recording.cancel()
+        raise
+    measurement = recording.stop()
     del result  # Kept until the recording has ended: the timeline ends with what the call returned.
-    start_ns, changes = _changes_of_recorder(recorder)
-    for thread in threads:
-        changes += thread.changes()
-    return _measurement(start_ns, seconds, changes)
+    return measurement
+
+
+class Recording:
+    """A device's memory from construction to `stop`, or to `mark_end` if that came before."""
+
+    def mark_end(self) -> None:
+        """Here ends what counts. Where the recording itself cannot end: autograd gives a thread back its profiler."""
+
+    def stop(self) -> Measurement:
+        """Ends the recording and sums it up."""
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        """Ends the recording, whatever it has seen."""
+
+
+class _CudaRecording(Recording):
+    def __init__(self, device: torch.device):
+        self._device = device
+        gc.collect()
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        self._before_bytes = torch.cuda.memory_allocated(device)
+        self._started = time.perf_counter()
+        self._measured: Measurement | None = None
+
+    def mark_end(self) -> None:
+        torch.cuda.synchronize(self._device)
+        seconds = time.perf_counter() - self._started
+        peak_bytes = torch.cuda.max_memory_allocated(self._device) - self._before_bytes
+        end_bytes = torch.cuda.memory_allocated(self._device) - self._before_bytes
+        self._measured = Measurement(peak_bytes, seconds, ((0.0, 0), (seconds, end_bytes)))
+
+    def stop(self) -> Measurement:
+        if self._measured is None:
+            self.mark_end()
+        return self._measured
+
+
+class _CpuRecording(Recording):
+    def __init__(self) -> None:
+        if torch.autograd._profiler_enabled():
+            raise RuntimeError(
+                "measure() needs PyTorch's profiler, and one is active already: call it outside of that one"
+            )
+        gc.collect()
+        self._watches = _watch_live_storages()
+        self._recorder = torch.autograd.profiler.profile(use_cpu=True, profile_memory=True, use_kineto=True)
+        self._threads: list[_RecordedThread] = []
+        with _without_noise_on_stderr():
+            self._recorder.__enter__()
+        self._patch = _recorded_threads(self._threads)
+        self._patch.__enter__()
+        self._seconds: float | None = None
+        with _RecordFunctionFast(START):
+            self._started = time.perf_counter()
+
+    def mark_end(self) -> None:
+        self._seconds = time.perf_counter() - self._started
+        with _RecordFunctionFast(END):
+            pass
+
+    def stop(self) -> Measurement:
+        seconds = time.perf_counter() - self._started if self._seconds is None else self._seconds
+        self.cancel()
+        start_ns, end_ns, changes = _changes_of_recorder(self._recorder)
+        for thread in self._threads:
+            changes += thread.changes()
+        return _measurement(start_ns, seconds, [change for change in changes if change[0] <= end_ns])
+
+    def cancel(self) -> None:
+        self._patch.__exit__(None, None, None)
+        with _without_noise_on_stderr():
+            self._recorder.__exit__(None, None, None)
+        self._watches.clear()
 
 
 def _measurement(start_ns: int, seconds: float, changes: list[tuple[int, int]]) -> Measurement:
@@ -136,18 +192,23 @@ def _measurement(start_ns: int, seconds: float, changes: list[tuple[int, int]]) 
     return Measurement(peak_bytes, seconds, tuple(timeline))
 
 
-def _changes_of_recorder(recorder: torch.autograd.profiler.profile) -> tuple[int, list[tuple[int, int]]]:
-    """When the call began, and every change of the CPU's memory after it: `(time in nanoseconds, bytes)`."""
+def _changes_of_recorder(recorder: torch.autograd.profiler.profile) -> tuple[int, float, list[tuple[int, int]]]:
+    """When the call began and ended, and every change of the CPU's memory after that: `(time in nanoseconds, bytes)`.
+
+    The end is infinite where none is marked.
+    """
     events = []
     pending = list(recorder.kineto_results.experimental_event_tree())
     while pending:
         event = pending.pop()
         pending += event.children
-        if event.tag == _EventType.Allocation or event.name.startswith((START, FREED)):
+        if event.tag == _EventType.Allocation or event.name.startswith((START, END, FREED)):
             events.append(event)
     events.sort(key=lambda event: event.start_time_ns)
     start_ns = next(event.start_time_ns for event in events if event.name == START)
-    return start_ns, list(_changes(event for event in events if event.start_time_ns > start_ns))
+    end_ns = next((event.start_time_ns for event in events if event.name == END), math.inf)
+    changes = _changes(event for event in events if event.start_time_ns > start_ns and event.name != END)
+    return start_ns, end_ns, list(changes)
 
 
 def _changes(events: Iterable[Any]) -> Iterator[tuple[int, int]]:
@@ -209,7 +270,7 @@ def _read_marker(name: str) -> tuple[int, int]:
 
 class _RecordedThread:
     """Records the allocator's events of one thread that the measured call starts, with the profiler's older recorder:
-    the one in `_measure_cpu` exists once in a process and belongs to the thread that started it."""
+    the one of `_CpuRecording` exists once in a process and belongs to the thread that started it."""
 
     def __init__(self, thread: threading.Thread):
         self._name = thread.name

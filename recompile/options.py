@@ -26,7 +26,7 @@ from recompile.torch_private import (
 )
 from recompile.units import parse_bytes
 
-OWN_OPTIONS = ("memory_budget", "planner", "hardware", "reserve", "verbose", "mode")
+OWN_OPTIONS = ("memory_budget", "planner", "hardware", "cost", "reserve", "verbose", "mode")
 SMALLEST_BYTE_BUDGET = 2  # 0 and 1 without a decimal point are more likely meant as shares
 
 
@@ -37,6 +37,7 @@ class Options:
     memory_budget: float | int | str | None = None
     planner: str | Callable = "mincut"
     hardware: str | Hardware | None = None
+    cost: Callable | None = None
     reserve: int = 0
     verbose: bool = False
     inductor: tuple[tuple[str, Any], ...] = ()
@@ -60,6 +61,7 @@ class Options:
             memory_budget=_checked_budget(own.get("memory_budget")),
             planner=_checked_planner(own.get("planner", "mincut")),
             hardware=_checked_hardware(own.get("hardware")),
+            cost=_checked_cost(own.get("cost")),
             reserve=_checked_reserve(own.get("reserve", 0)),
             verbose=_checked_bool("verbose", own.get("verbose", False)),
             inductor=tuple(sorted(inductor.items())),
@@ -100,7 +102,8 @@ class Options:
             torch.__version__,
             hardware.fingerprint(),
             repr(self.memory_budget),
-            planner_key(self.planner),
+            callable_key(self.planner),
+            callable_key(self.cost),
             repr(self.reserve),
             repr(self.kept_back),
             registry.fingerprint(),
@@ -108,26 +111,26 @@ class Options:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def planner_key(planner: str | Callable) -> str:
-    """What identifies a planner in cache keys: a plain function by its name, source and defaults.
+def callable_key(function: str | Callable | None) -> str:
+    """What identifies a planner or cost model in cache keys: a plain function by its name, source and defaults.
 
     Anything that cannot be told apart by these (a lambda, a closure, an object, unreadable source) never matches, so it
     is never served from a cache. What a function reads from globals is not in the key.
     """
-    if isinstance(planner, str):
-        return planner
+    if isinstance(function, str | None):
+        return str(function)
     never_matches = secrets.token_hex(16)
-    if not inspect.isfunction(planner) or planner.__closure__ or planner.__name__ == "<lambda>":
+    if not inspect.isfunction(function) or function.__closure__ or function.__name__ == "<lambda>":
         return never_matches
-    defaults = [*(planner.__defaults__ or ()), *(planner.__kwdefaults__ or {}).values()]
+    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     if not all(isinstance(value, int | float | str | None) for value in defaults):
         return never_matches
     try:
-        source = inspect.getsource(planner)
+        source = inspect.getsource(function)
     except (OSError, TypeError):
         return never_matches
     digest = hashlib.sha256(f"{source}{defaults}".encode()).hexdigest()
-    return f"{planner.__module__}.{planner.__qualname__}:{digest}"
+    return f"{function.__module__}.{function.__qualname__}:{digest}"
 
 
 def sources_hash() -> str:
@@ -184,6 +187,14 @@ def _checked_hardware(value: Any) -> str | Hardware | None:
     except ValueError as error:
         raise OptionError(str(error)) from None
     return resolved
+
+
+def _checked_cost(value: Any) -> Callable | None:
+    if value is None or callable(value):
+        return value
+    raise OptionError(
+        f"cost={value!r} is not accepted; accepted is a function (fx.Node, Annotation, Hardware) -> seconds, or None"
+    )
 
 
 def _checked_reserve(value: Any) -> int:

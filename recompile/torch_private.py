@@ -369,14 +369,15 @@ def innermost_backend(backend: Any) -> Any:
 def backends_of(compiled: Any) -> list[tuple[Any, Any]]:
     """What compiled a thing that torch.compile returned: pairs of innermost backend and code object of the original.
 
-    A module compiled in place gives one pair for itself and each submodule that is.
+    A module compiled in place gives one pair for itself and each submodule that is compiled, in place or not.
     """
     from torch._dynamo.eval_frame import OptimizeContext, OptimizedModule
 
     if isinstance(compiled, OptimizedModule):
         return [(innermost_backend(compiled.dynamo_ctx.callback), original_code(compiled))]
     if isinstance(compiled, torch.nn.Module):
-        calls = [module._compiled_call_impl for module in compiled.modules()]
+        parts = list(compiled.modules())
+        calls = [part if isinstance(part, OptimizedModule) else part._compiled_call_impl for part in parts]
         return [pair for call in calls if call is not None for pair in backends_of(call)]
     cells = getattr(compiled, "__closure__", None) or ()
     contexts = [cell.cell_contents for cell in cells if isinstance(cell.cell_contents, OptimizeContext)]

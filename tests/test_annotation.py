@@ -5,7 +5,8 @@ import io
 import networkx
 import pytest
 
-from recompile.annotation import annotate, dtype_of, inputs_to_snapshot, sides_of
+from recompile.annotation import annotate, inputs_to_snapshot, sides_of
+from recompile.cost import dtype_of
 from tests.notation import H100, annotated, joint
 
 GELU_LIKE = """

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import recompile
 from recompile.__main__ import DOES_NOT_FIT, main
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -80,6 +81,15 @@ def test_what_cannot_fit_exits_with_3_and_the_floor(capsys):
     printed = capsys.readouterr()
     assert json.loads(printed.out)["floor_bytes"] > 10
     assert "the smallest budget that it can keep is" in printed.err
+
+
+def test_a_graph_is_saved_for_planners_that_have_no_model(capsys, tmp_path):
+    out = tmp_path / "graph.json.gz"
+    assert main(["graph", "factories:both", "--batch", "4x32", "--hardware", "h100", "--out", str(out)]) == 0
+    joint = recompile.JointGraph.load(out)
+    assert capsys.readouterr().out == f"wrote {out}: {len(joint.nodes)} nodes, priced for h100\n"
+    assert main([*PLAN, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["peak_bytes"] == recompile.plan(joint).peak_bytes
 
 
 def test_the_frontier_is_printed_and_drawn(capsys, tmp_path):

@@ -12,7 +12,7 @@ import recompile.passes
 from recompile import options as options_module
 from recompile.errors import BudgetError, OptionError, PlanError
 from recompile.hardware import named_hardware
-from recompile.options import Options, planner_key, sources_hash
+from recompile.options import Options, callable_key, sources_hash
 from recompile.planner import BY_NAME, save_all
 from recompile.torch_private import ShortenTraceback
 
@@ -28,7 +28,7 @@ def parse(mode=None, **options):
 
 
 def test_without_options_everything_has_its_default():
-    assert Options.parse() == Options.parse({}) == Options(None, "mincut", None, 0, False, ())
+    assert Options.parse() == Options.parse({}) == Options(None, "mincut", None, None, 0, False, ())
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def defined(source):
 def test_a_planner_function_is_known_by_its_source(tmp_path):
     for name, limit in (("a", 1), ("b", 2), ("c", 1)):
         (tmp_path / f"{name}.py").write_text(f"def planner(joint, hardware, budget):\n    return {limit}\n")
-    first, edited, same = (planner_key(defined(tmp_path / f"{name}.py")) for name in "abc")
+    first, edited, same = (callable_key(defined(tmp_path / f"{name}.py")) for name in "abc")
     assert first == same != edited
     assert first != "mincut"
 
@@ -225,7 +225,7 @@ def with_limit(limit):
 
 @pytest.mark.parametrize("planner", [with_limit(1), eval("lambda joint, hardware, budget: None"), BUDGETS.join])
 def test_a_planner_whose_source_does_not_say_all_never_has_the_same_key_twice(planner):
-    assert planner_key(planner) != planner_key(planner)
+    assert callable_key(planner) != callable_key(planner)
 
 
 PRINT_FINGERPRINTS = """

@@ -58,3 +58,14 @@ def test_a_budget_in_bytes_holds_for_cudas_own_statistics():
     measured = recompile.measure(lambda: compiled(x).square().mean().backward(), device="cuda")
     workspace = 32 * MIB  # cuBLAS allocates it once per handle, through the same allocator
     assert measured.peak_bytes <= budget + workspace
+
+
+def test_watched_steps_are_measured_by_cudas_own_statistics():
+    torch._dynamo.reset()
+    model, x = small_model()
+    compiled = torch.compile(model, backend="recompile")
+    with recompile.watch(compiled) as step:
+        for _ in range(4):
+            gradients_of(model, step, x)
+    assert len(step.steps) == 2
+    assert all(abs(peak.measured_bytes - peak.predicted_bytes) < 0.1 * peak.predicted_bytes for peak in step.steps)
