@@ -26,8 +26,8 @@ from recompile.hardware import Hardware
 from recompile.hardware import resolve as resolve_hardware
 from recompile.joint import Cost, JointGraph
 from recompile.options import Options
-from recompile.report.explanation import Explanation, report_graph
-from recompile.timeline import Timeline
+from recompile.report.explanation import Explanation
+from recompile.report.planned import report_of
 from recompile.trace import JointTrace, trace_step
 from recompile.tradeoff import Frontier, frontier_of
 
@@ -103,15 +103,7 @@ def plan_of_graph(joint: JointGraph, memory_budget: float | int | str | None, pl
     started = time.perf_counter()
     decided, budget = decide(joint, joint.hardware, options)
     seconds = time.perf_counter() - started
-    timeline = Timeline(joint, joint.hardware)
-    kept = frozenset(timeline.flow.index[c.node] for c in decided.saved if c.node.op != "placeholder")
-    asked = options.memory_budget
-    report = report_graph(
-        joint, decided, timeline.simulate(kept), planner=options.planner_name(), hardware=joint.hardware.name,
-        budget=repr(asked), budget_bytes=asked if isinstance(asked, int) else budget.peak_bytes,
-        planning_seconds=seconds, sizes=(), limits=(),
-    )  # fmt: skip
-    return Explanation((report,))
+    return Explanation((report_of(joint, joint.hardware, decided, budget, options, seconds),))
 
 
 def frontier(

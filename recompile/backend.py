@@ -19,13 +19,12 @@ from recompile.hardware import Hardware
 from recompile.hardware import resolve as resolve_hardware
 from recompile.joint import JointGraph
 from recompile.meter import Meter, add_advice, table, warning_text
-from recompile.occupancy import occupancy_of
 from recompile.options import Options
 from recompile.passes import snapshot_overwritten, split_joint
-from recompile.report.explanation import Explanation, report_graph
+from recompile.report.explanation import Explanation
+from recompile.report.planned import report_of
 from recompile.rules import is_random
 from recompile.sizes import Sizes, symbols_in
-from recompile.timeline import Timeline
 from recompile.torch_private import (
     Compilation,
     CustomPartitionerFn,
@@ -215,25 +214,10 @@ class Partitioner(CustomPartitionerFn):
         return split_joint(joint, saved, num_fwd_outputs, static, random_ops)
 
     def _record(self, decided: SizedPlan, options: Options, seconds: float) -> None:
-        asked = options.memory_budget
-        timeline = Timeline(decided.joint, self.hardware)
-        kept = frozenset(timeline.flow.index[c.node] for c in decided.plan.saved if c.node.op != "placeholder")
-        simulation = timeline.simulate(kept)
-        records.add(
-            report_graph(
-                decided.joint,
-                decided.plan,
-                simulation,
-                occupancy_of(timeline, kept, simulation),
-                planner=options.planner_name(),
-                hardware=self.hardware.name,
-                budget=repr(asked),
-                budget_bytes=asked if isinstance(asked, int) else decided.budget.peak_bytes,
-                planning_seconds=seconds,
-                sizes=decided.sizes.named(symbols_in(decided.joint.graph)),
-                limits=tuple((symbol.name, limit) for symbol, limit in decided.limits),
-            )
-        )
+        sizes = decided.sizes.named(symbols_in(decided.joint.graph))
+        limits = tuple((symbol.name, limit) for symbol, limit in decided.limits)
+        plan, budget = decided.plan, decided.budget
+        records.add(report_of(decided.joint, self.hardware, plan, budget, options, seconds, sizes, limits))
 
     def uuid(self) -> str:
         """Inductor's cache key for this partitioner: our sources, options, hardware and torch's version."""
