@@ -21,6 +21,7 @@ from recompile.joint import JointGraph
 from recompile.meter import Meter, add_advice, table, warning_text
 from recompile.options import Options
 from recompile.passes import snapshot_overwritten, split_joint
+from recompile.progress import told_to
 from recompile.report.explanation import Explanation
 from recompile.report.planned import report_of
 from recompile.rules import is_random
@@ -204,7 +205,8 @@ class Partitioner(CustomPartitionerFn):
         def annotate_at(sizes: Sizes) -> JointGraph:
             return annotate(joint, num_fwd_outputs, self.hardware, static, sizes, options.cost)
 
-        decided = plan_at_sizes(annotate_at, symbols_in(joint.graph), self.hardware, options, self.has_grown)
+        with told_to(logged if self.options.verbose else None):
+            decided = plan_at_sizes(annotate_at, symbols_in(joint.graph), self.hardware, options, self.has_grown)
         for symbol, limit in decided.limits:
             guard_at_most(symbol, limit)
         self._record(decided, options, time.perf_counter() - started)
@@ -228,6 +230,10 @@ class Partitioner(CustomPartitionerFn):
 
     def __deepcopy__(self, memo: Any) -> Partitioner:
         return self
+
+
+def logged(message: str) -> None:
+    log.warning("recompile: %s", message)
 
 
 def _by_fingerprint(uuid: str) -> Partitioner:

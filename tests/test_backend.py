@@ -5,6 +5,7 @@ Models of matmuls alone go through Inductor in a fraction of a second: there is 
 
 import copy
 import logging
+import re
 import subprocess
 import sys
 import textwrap
@@ -279,6 +280,13 @@ def test_verbose_logs_the_predicted_peak(handed_to_inductor, caplog):
     with caplog.at_level(logging.WARNING, logger="recompile"):
         step(compiled_with(matmuls(), verbose=True), batch())
     assert "predicted peak" in caplog.text
+    assert re.search(r"planning a graph of \d+ nodes(.*\n)+.*\d+ plans with mixtures", caplog.text)
+
+
+def test_without_verbose_nothing_is_logged(handed_to_inductor, caplog):
+    with caplog.at_level(logging.WARNING, logger="recompile"):
+        step(compiled_with(matmuls()), batch())
+    assert caplog.text == ""
 
 
 # Inference

@@ -39,6 +39,7 @@ from recompile.planner.segments import segments_of
 from recompile.planner.separators import separators
 from recompile.planner.stock import stock_saved_set
 from recompile.planner.variants import varied_cuts
+from recompile.progress import tell
 from recompile.timeline import Timeline
 
 # Cuts tried per family of boundaries in search of all breakpoints of the price; where only every so many-th boundary is
@@ -98,14 +99,20 @@ class Search:
             for stride in STRIDES_MIXED
             if stride == 1 or len(self.boundaries) >= 4 * stride
         ]
+        tell(f"planning a graph of {len(flow.nodes)} nodes, {len(self.segments)} segments")
         for saved in (stock_saved_set(joint, flow, 1.0), save_all_set(joint, flow), full_recompute_set(joint, flow)):
             self._try(saved)
         for forced, most_cuts in boundary_families(self.boundaries):
             for cut in envelope(self.network, forced, most_cuts):
                 self._try(cut.saved)
+        tell(f"{len(self.pool.candidates)} plans by minimum cuts at every price of a byte")
         self._try_turns()
+        tell(f"{len(self.pool.candidates)} plans with single values turned")
         self._mix_everywhere()
         self._flip_at_floor()
+        tell(
+            f"{len(self.pool.candidates)} plans with mixtures of what was learnt, {len(self.pool.frontier())} worth having"
+        )
 
     def answer(self, budget: Budget) -> Candidate:
         """The fastest plan within the budget, after filling the gap around it.
