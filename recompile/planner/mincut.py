@@ -110,9 +110,8 @@ class Search:
         tell(f"{len(self.pool.candidates)} plans with single values turned")
         self._mix_everywhere()
         self._flip_at_floor()
-        tell(
-            f"{len(self.pool.candidates)} plans with mixtures of what was learnt, {len(self.pool.frontier())} worth having"
-        )
+        num_kept = len(self.pool.frontier())
+        tell(f"{len(self.pool.candidates)} plans with mixtures of what was learnt, {num_kept} of them worth having")
 
     def answer(self, budget: Budget) -> Candidate:
         """The fastest plan within the budget, after filling the gap around it.
