@@ -11,7 +11,7 @@ endif
 export CXX
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-lint demo test test-all lint tables gaps aims peaks gpu clean
+.PHONY: help env env-lint demo test test-all lint tables gaps aims peaks clock gpu clean
 
 # A command with an Inductor cache of its own, removed afterwards: no result of an earlier run is taken for this one's.
 define with_fresh_cache
@@ -52,6 +52,9 @@ aims: env ## Plans of the reference models for a GPU that is not here, beside th
 
 peaks: env ## Measure ten models' peaks on the CPU, ours and peers (MODELS="mlp gpt"; hours, resumable): benchmarks/peaks.md
 	@$(PY) -m benchmarks.peaks $(MODELS)
+
+clock: env ## Compare predicted with measured step times of plans on the CPU (MODELS="gpt"; half an hour): benchmarks/clock.md
+	@$(PY) -m benchmarks.clock $(MODELS)
 
 gpu: env ## Measure plans on a CUDA GPU (six minutes: benchmarks/results) and run the tests that need one
 	@$(PY) -c 'import sys, torch; torch.cuda.is_available() or (print("make gpu needs a CUDA GPU, and torch " \
