@@ -33,6 +33,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 import recompile
 from benchmarks.models import RECIPES, Batch, build, checkpointed
 from benchmarks.peaks_text import summary
+from benchmarks.peers import by_sac_ilp, in_groups
 from benchmarks.store import Store, environment, fingerprint, sources, text_of
 from recompile import records
 from recompile.backend import Partitioner, inductor_patches
@@ -58,7 +59,9 @@ MATMULS = frozenset(getattr(torch.ops.aten, name).default for name in ("mm", "ad
 
 @dataclass(frozen=True)
 class Way:
-    """How a step is compiled: by "recompile", "inductor", "checkpoint" or "selective"; a share, ratio or bytes."""
+    """How a step is run: "eager", or compiled by "recompile", by "inductor" as it is, or by Inductor with part of it
+    checkpointed by hand: "checkpoint", "selective", "sqrt", "sac-ilp". A share, ratio or bytes.
+    """
 
     method: str
     budget: float | int | None = None
@@ -86,6 +89,10 @@ def made(name: str, way: Way) -> tuple[torch.nn.Module, Batch]:
     if way.method == "selective":
         contexts = functools.partial(create_selective_checkpoint_contexts, keep_matmuls)
         module = checkpointed(module, RECIPES[name].blocks, {"context_fn": contexts})
+    if way.method == "sqrt":
+        module = in_groups(module, RECIPES[name].blocks)
+    if way.method == "sac-ilp":
+        module = by_sac_ilp(module, batch)
     return module, batch
 
 
@@ -162,9 +169,11 @@ def plans_in_bytes(name: str, budgets: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def compiled(name: str, way: Way) -> tuple[torch.nn.Module, Callable[[], None], Callable[..., Any]]:
-    """The module, its training step, and what torch.compile returned."""
+    """The module, its training step, and what torch.compile returned (the module itself for eager)."""
     module, batch = made(name, way)
-    if way.method == "recompile":
+    if way.method == "eager":
+        called = module
+    elif way.method == "recompile":
         called = torch.compile(module, backend="recompile", options={"memory_budget": way.budget}, fullgraph=True)
     else:
         functorch_config.activation_memory_budget = way.budget if way.method == "inductor" else 1.0
@@ -177,8 +186,11 @@ def compiled(name: str, way: Way) -> tuple[torch.nn.Module, Callable[[], None], 
 
 
 def measured(name: str, way: Way) -> dict[str, Any]:
+    return figures(way, *compiled(name, way))
+
+
+def figures(way: Way, module: torch.nn.Module, step: Callable[[], None], called: Callable[..., Any]) -> dict[str, Any]:
     """Compile, warm up, and measure one step; the largest of some measurements, the median of some times."""
-    module, step, called = compiled(name, way)
     started = time.perf_counter()
     step()
     compile_seconds = time.perf_counter() - started
@@ -187,10 +199,7 @@ def measured(name: str, way: Way) -> dict[str, Any]:
         module.zero_grad(set_to_none=True)
         peaks.append(recompile.measure(step, device="cpu").peak_bytes)
     for _ in range(NUM_TIMED_STEPS):
-        module.zero_grad(set_to_none=True)
-        started = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - started)
+        times.append(seconds_of(module, step))
     found = {
         "measured_bytes": max(peaks),
         "measured_seconds": statistics.median(times),
@@ -198,18 +207,30 @@ def measured(name: str, way: Way) -> dict[str, Any]:
     }
     if way.method == "recompile":
         (graph,) = recompile.explain(called).graphs
-        flop = graph.total_flops + graph.recompute_flops
-        found["taken"] = {"predicted_bytes": graph.peak_bytes, "predicted_seconds": graph.step_seconds, "flop": flop}
+        found["taken"] = {
+            "predicted_bytes": graph.peak_bytes, "predicted_seconds": graph.step_seconds,
+            "flop": graph.total_flops + graph.recompute_flops, "recompute_flop": graph.recompute_flops,
+            "planning_seconds": graph.planning_seconds,
+        }  # fmt: skip
         found["saved"] = sorted(row.name for row in graph.saved)
     return found
 
 
-def in_child(task: str, name: str, arguments: Any, cache: str) -> Any:
+def seconds_of(module: torch.nn.Module, step: Callable[[], None]) -> float:
+    """One step, all gradients of which are made anew."""
+    module.zero_grad(set_to_none=True)
+    started = time.perf_counter()
+    step()
+    return time.perf_counter() - started
+
+
+def in_child(task: str, name: str, arguments: Any, cache: str, program: str = "benchmarks.peaks") -> Any:
     """The result of a task in a process of its own. Raises CalledProcessError.
 
     ``cache``: a folder for machine code of C++ kernels, found again by their text; graphs and plans are not kept there.
+    ``program``: the module that has the task.
     """
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.peaks", "--task", task, name, json.dumps(arguments)]
+    command = [sys.executable, "-W", "ignore", "-m", program, "--task", task, name, json.dumps(arguments)]
     settings = {
         "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0", "TORCHINDUCTOR_CACHE_DIR": cache,
         "TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",

@@ -1,0 +1,252 @@
+"""Ours beside every peer in (peak, time): ``make bench``, two models in minutes, ``make bench-full``, all in hours.
+
+Each run has a process of its own and no cache. A peer is compiled and measured; then ours, with the peer's measured
+peak as its budget, is compiled in the same process from the same weights, and steps of the two are timed in turns, so
+that whatever else the machine does slows both: the median of the ratios counts. The same graphs are planned for a GPU
+that is not here, where Inductor's own program has a peak and a roofline time (``recompile.gpu``). A peer that fails is
+a row that says so. Runs are kept in results/bench, one JSON file each, and not made again while their sources are the
+same; summaries are bench.md, bench.json and plots, of ``make bench`` in out, of ``make bench-full`` beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import statistics
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._functorch import config as functorch_config
+from torch._inductor.utils import fresh_cache
+
+import recompile.gpu
+from benchmarks.aims import PROGRAM_SOURCES, Subject
+from benchmarks.bench_text import draw, summary
+from benchmarks.models import RECIPES
+from benchmarks.peaks import (
+    MEASURING_SOURCES,
+    MODEL_SOURCES,
+    Bench,
+    Way,
+    compiled,
+    figures,
+    in_child,
+    made,
+    not_run,
+    note,
+    peers_of,
+    planned,
+    seconds_of,
+    stock_partition,
+    traced,
+)
+from benchmarks.store import Store, environment, fingerprint, sources
+from recompile.ahead import annotated, gpu
+from recompile.joint import JointGraph
+from recompile.options import sources_hash
+from recompile.trace import trace_step
+
+HERE = Path(__file__).parent
+STORE = Store(HERE / "results" / "bench")
+METHOD_SOURCES = tuple(HERE / name for name in ("bench.py", "peaks.py", "peers.py"))
+HARDWARE = "h100"  # what the GPU's programs are for
+NUM_PAIRS = 7  # steps of the peer and of ours, in turns
+QUICK_MODELS = ("llama", "gpt")
+FULL_MODELS = ("two-traversals", "experts", "resnet", "llama", "gpt", "vit", "bert", "t5")
+NONE = Way("recompile", 1.0)  # the model as it is
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A way to run a step, and whether ours is asked for a plan at its peak."""
+
+    way: Way
+    is_rival: bool = True
+
+
+QUICK_PEERS = (
+    Peer(Way("eager"), False), Peer(Way("inductor", 1.0), False), Peer(Way("inductor", 0.5)), Peer(Way("checkpoint")),
+)  # fmt: skip
+
+
+def full_peers(name: str) -> tuple[Peer, ...]:
+    return tuple(map(Peer, (Way("eager"), *peers_of(name), Way("sqrt"), Way("sac-ilp"))))
+
+
+# Measured on the CPU: in a process of its own
+
+
+def run_of(name: str, peer: Peer) -> dict[str, Any]:
+    """The peer's figures; where it is a rival, ours at its measured peak and both ones' times in turns.
+
+    What the peer raises goes through. What ours raises, a refused budget among it, is its "error".
+    """
+    theirs = compiled(name, peer.way)
+    found: dict[str, Any] = {"peer": figures(peer.way, *theirs)}
+    if not peer.is_rival:
+        return found
+    functorch_config.activation_memory_budget = 1.0  # what the peer may have set
+    way = Way("recompile", found["peer"]["measured_bytes"])
+    try:
+        with fresh_cache():
+            ours = compiled(name, way)
+            found["ours"] = {"budget": way.budget, **figures(way, *ours)}
+    except Exception as error:
+        return {**found, "ours": {"budget": way.budget, "error": told(error)}}
+    times = in_turns(*(functools.partial(seconds_of, module, step) for module, step, _ in (theirs, ours)))
+    found["peer"]["measured_seconds"], found["ours"]["measured_seconds"] = map(
+        statistics.median, zip(*times, strict=True)
+    )
+    return {**found, "ratios": [our / their for their, our in times]}
+
+
+def in_turns(
+    first: Callable[[], float], second: Callable[[], float], pairs: int = NUM_PAIRS
+) -> list[tuple[float, float]]:
+    """Both ones' seconds, pair by pair; which of the two goes first alternates."""
+    found = []
+    for number in range(pairs):
+        if number % 2:
+            later = second()
+            found.append((first(), later))
+        else:
+            found.append((first(), second()))
+    return found
+
+
+def told(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or ["no message"]
+    return f"{type(error).__name__}: {lines[0]}"
+
+
+# Graphs, and programs for the GPU: in a process of its own, nothing is compiled
+
+
+class Target(Subject):
+    """The step of one way for the GPU that is not here. Bytes are over its parameters."""
+
+    def __init__(self, name: str, way: Way, store: Store):
+        module, batch = made(name, way)
+        self.name, self.store, self.note = f"{name}--gpu", store, lambda text: None
+        self.hardware, self.fixed_bytes = gpu(HARDWARE), 0
+        self.trace = trace_step(module, (), batch)
+        self.sources = sources(*(Path(recompile.gpu.__file__).parent / file for file in PROGRAM_SOURCES))
+
+    @functools.cached_property
+    def joint(self) -> JointGraph:
+        return annotated(self.trace, self.hardware)
+
+    def by_inductor(self, ratio: float) -> dict[str, Any]:
+        with functorch_config.patch(activation_memory_budget=ratio):
+            halves = self.trace.split(stock_partition)
+        return self.program("inductor", halves, {})
+
+
+def graphs_of(name: str, peers: Iterable[Peer], store: Store = STORE) -> list[dict[str, Any]]:
+    """For each peer: FLOP that it computes again, its program for the GPU, and ours at that program's peak."""
+    plain, target = traced(name, NONE), Target(name, NONE, store)
+    total_flop = planned(plain, NONE)["total_flop"]
+    found: list[dict[str, Any]] = []
+    for peer in peers:
+        way = peer.way
+        if way.method == "eager":  # no joint graph, no program; autograd computes nothing again
+            found.append({"recompute_flop": 0})
+            continue
+        is_plain = way.method == "inductor"
+        row: dict[str, Any] = {}
+        found.append(row)
+        try:
+            row["recompute_flop"] = planned(plain if is_plain else traced(name, way), way)["flop"] - total_flop
+            ratio = way.budget if is_plain else 1.0
+            row["gpu"] = (target if is_plain else Target(name, way, store)).by_inductor(ratio)
+            if peer.is_rival:
+                row["our_gpu"] = target.plan_for(row["gpu"]["code_bytes"], "code", "roofline")
+        except Exception as error:
+            row["error"] = told(error)
+    return found
+
+
+# One model after the other
+
+
+class Comparison(Bench):
+    """Runs what is not in the store, as ``Bench`` does."""
+
+    def __init__(self, store: Store, child: Callable[[str, str, Any], Any]):
+        super().__init__(store, child)
+        self.method = fingerprint(
+            sources(*MODEL_SOURCES, *MEASURING_SOURCES), sources(*METHOD_SOURCES), torch.__version__
+        )
+
+    def record_of(self, name: str, peers: Sequence[Peer]) -> dict[str, Any]:
+        """Everything about one model."""
+        asked = [[peer.way.method, peer.way.budget, peer.is_rival] for peer in peers]
+        rows = []
+        for peer, arguments in zip(peers, asked, strict=True):
+            key = fingerprint(self.method, arguments, sources_hash() if peer.is_rival else "")
+            run = self.kept("run", f"{name}--{peer.way.label}", key, arguments)
+            shown = {part: run.get(part) for part in ("peer", "ours", "ratios")}
+            rows.append({**asdict(peer.way), **shown, "error": run.get("error")})
+        graphs = self.kept("graphs", f"{name}--graphs", fingerprint(self.method, self.version, asked), asked)
+        for row, graph in zip(rows, graphs.get("plans", [{"error": graphs.get("error")}] * len(rows)), strict=True):
+            row["graph"] = graph
+        return {"model": name, "hardware": HARDWARE, "made_with": environment(), "rows": rows}
+
+
+def child(kind: str, name: str, arguments: Any) -> Any:
+    """A task in a process of its own, with a cache of its own."""
+    with tempfile.TemporaryDirectory() as cache:
+        return in_child(kind, name, arguments, cache, "benchmarks.bench")
+
+
+def task(kind: str, name: str, arguments: Any) -> Any:
+    if kind == "graphs":
+        return graphs_of(name, [peer_of(*asked) for asked in arguments])
+    return run_of(name, peer_of(*arguments))
+
+
+def peer_of(method: str, budget: float | None, is_rival: bool) -> Peer:
+    return Peer(Way(method, budget), is_rival)
+
+
+def write(records: Sequence[dict[str, Any]], folder: Path, command: str) -> str:
+    """The summary of all records so far and its pictures."""
+    folder.mkdir(exist_ok=True)
+    text = summary(records, command)
+    (folder / "bench.md").write_text(text)
+    (folder / "bench.json").write_text(json.dumps(records, indent=1) + "\n")
+    try:
+        draw(records[-1], folder / "plots")
+    except ImportError as error:
+        note(f"no plot: {error}")
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", help=f"{', '.join(RECIPES)}; by default those of the issue")
+    parser.add_argument("--quick", action="store_true", help="two models, six configurations each")
+    parser.add_argument("--stored", action="store_true", help="run nothing: print what is there, write no summary")
+    parser.add_argument("--task", nargs=3, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.task:
+        kind, name, arguments = asked.task
+        print(json.dumps(task(kind, name, json.loads(arguments))))
+        return
+    command = "make bench" if asked.quick else "make bench-full"
+    comparison = Comparison(STORE, not_run if asked.stored else child)
+    records, text = [], ""
+    for name in asked.models or (QUICK_MODELS if asked.quick else FULL_MODELS):
+        records.append(comparison.record_of(name, QUICK_PEERS if asked.quick else full_peers(name)))
+        if not asked.stored:
+            text = write(records, HERE / "out" if asked.quick else HERE, command)
+    print(text or summary(records, command))
+
+
+if __name__ == "__main__":
+    main()
