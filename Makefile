@@ -11,7 +11,7 @@ endif
 export CXX
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-lint demo test test-all lint tables gaps aims peaks clock gpu clean
+.PHONY: help env env-lint demo test test-all lint tables gaps aims peaks clock bench bench-full gpu clean
 
 # A command with an Inductor cache of its own, removed afterwards: no result of an earlier run is taken for this one's.
 define with_fresh_cache
@@ -20,7 +20,7 @@ TORCHINDUCTOR_CACHE_DIR="$$cache" $(1)
 endef
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 env: ## Set up .venv only (TORCH=2.13.0 installs that torch, TORCH= keeps what is there; PYTHON=python3.12)
 	@$(PYTHON) tools/set_up.py all --torch "$(TORCH)"
@@ -55,6 +55,12 @@ peaks: env ## Measure ten models' peaks on the CPU, ours and peers (MODELS="mlp 
 
 clock: env ## Compare predicted with measured step times of plans on the CPU (MODELS="gpt"; half an hour): benchmarks/clock.md
 	@$(PY) -m benchmarks.clock $(MODELS)
+
+bench: env ## Ours beside eager, Inductor and checkpointing, two models, in minutes: benchmarks/out/bench.md
+	@$(PY) -m benchmarks.bench --quick $(MODELS)
+
+bench-full: env ## Ours beside every peer (MODELS="gpt t5"; hours, resumable): benchmarks/bench.md, bench.json and plots
+	@$(PY) -m benchmarks.bench $(MODELS)
 
 gpu: env ## Measure plans on a CUDA GPU (six minutes: benchmarks/results) and run the tests that need one
 	@$(PY) -c 'import sys, torch; torch.cuda.is_available() or (print("make gpu needs a CUDA GPU, and torch " \

@@ -1,0 +1,255 @@
+"""What the benchmark says of results that were made up, and how it takes a peer that fails."""
+
+import json
+import subprocess
+
+import pytest
+import torch
+
+from benchmarks import bench, bench_text, peaks
+from benchmarks.bench import Comparison, Peer, Way
+from benchmarks.bench_text import CPU, GPU
+from benchmarks.models import Recipe, build
+from benchmarks.peers import by_sac_ilp, in_groups
+from benchmarks.store import Store
+
+MIB = 2**20
+
+
+def figures(mebibytes, seconds):
+    return {"measured_bytes": mebibytes * MIB, "measured_seconds": seconds, "compile_seconds": 30.0}
+
+
+def ours(mebibytes, seconds):
+    taken = {"recompute_flop": 2e9, "planning_seconds": 1.5}
+    return {**figures(mebibytes, seconds), "budget": mebibytes * MIB, "taken": taken}
+
+
+def program(mebibytes, milliseconds):
+    return {"code_bytes": mebibytes * MIB, "roofline_seconds": milliseconds / 1e3}
+
+
+def row(method="checkpoint", budget=None, peer=None, mine=None, ratios=None, graph=None, error=None):
+    return {
+        "method": method, "budget": budget, "peer": peer, "ours": mine, "ratios": ratios, "error": error,
+        "graph": graph or {},
+    }  # fmt: skip
+
+
+def record(*rows):
+    made = {"torch": "2.13.0", "python": "3.11.2", "machine": "2 x a processor", "date": "2026-11-30"}
+    return {"model": "made up", "hardware": "h100", "made_with": made, "rows": list(rows)}
+
+
+BOTH = {"recompute_flop": 3e9, "gpu": program(40, 2.0), "our_gpu": program(40, 1.9)}
+GOOD = row(peer=figures(50, 0.2), mine=ours(49, 0.19), ratios=[0.9, 0.95, 1.4], graph=BOTH)
+
+
+# Verdicts
+
+
+def test_ours_is_on_or_below_when_neither_peak_nor_time_is_more():
+    assert bench_text.lost(GOOD, CPU) == []
+    assert bench_text.lost(GOOD, GPU) == []
+
+
+def test_the_median_ratio_of_the_pairs_decides_not_the_times():
+    slower = {**GOOD, "ratios": [0.9, 1.03, 1.1]}
+    assert bench_text.lost(slower, CPU) == ["time"]
+    assert bench_text.lost({**GOOD, "ratios": [0.9, 1.01, 1.1]}, CPU) == []  # noise
+
+
+def test_a_peak_may_be_one_per_cent_over_for_the_allocator():
+    assert bench_text.lost({**GOOD, "ours": ours(50.4, 0.1)}, CPU) == []
+    assert bench_text.lost({**GOOD, "ours": ours(51, 0.1)}, CPU) == ["peak"]
+
+
+def test_a_program_has_no_slack_but_rounding():
+    graph = {**BOTH, "our_gpu": program(40.1, 2.01)}
+    assert bench_text.lost({**GOOD, "graph": graph}, GPU) == ["peak", "time"]
+
+
+def test_a_plan_that_ours_does_not_have_is_lost():
+    refused = {**GOOD, "ours": {"budget": 1, "error": "BudgetError: the floor is higher"}, "ratios": None}
+    assert bench_text.lost(refused, CPU) == ["no plan"]
+    assert "BudgetError: the floor is higher" in bench_text.summary([record(refused)], "make bench")
+
+
+def test_a_peer_that_failed_or_that_ours_was_not_asked_about_decides_nothing():
+    failed, alone = row("sqrt", error="ValueError: no blocks"), row("eager", peer=figures(60, 0.3))
+    assert [bench_text.lost(found, where) for found in (failed, alone) for where in (CPU, GPU)] == [None] * 4
+    line = bench_text.verdict_line([record(failed, alone, GOOD)], CPU)
+    assert line == "- Ours is on or below the peer's point in (peak, time) for 1 of 1 peer points, measured on the CPU."
+
+
+def test_a_peer_that_wins_is_named():
+    worse = {**GOOD, "method": "inductor", "budget": 0.5, "ratios": [1.2]}
+    line = bench_text.verdict_line([record(GOOD, worse)], CPU)
+    assert "1 of 2 peer points" in line and line.endswith("Peers win: inductor 0.5 on made up (time).")
+
+
+# The table and the picture
+
+
+def test_the_table_has_a_line_for_the_peer_and_one_for_ours():
+    text = bench_text.summary([record(GOOD)], "make bench")
+    assert "| made up | checkpoint | 50.0 | 200 | - | 3.000 | 30 | - | 40.0 | 2.00 | - | - |" in text
+    mine = (
+        "| made up | ours at the peak of checkpoint | 49.0 | 190 | 0.95 | 2.000 | 30 | 1.5 | 40.0 | 1.90 | yes | yes |"
+    )
+    assert mine in text
+    assert "2 x a processor, one thread, torch 2.13.0" in text
+
+
+def test_every_line_of_the_table_has_every_column():
+    failed = row("sac-ilp", error="ImportError: Please install pulp package.", graph={"error": "the same"})
+    refused = {**GOOD, "ours": {"budget": 1, "error": "refused"}, "ratios": None}
+    alone = row("eager", peer=figures(60, 0.3), graph={"recompute_flop": 0})
+    made = record(failed, refused, alone, GOOD)
+    lines = [line for found in made["rows"] for line in bench_text.lines_of(made, found)]
+    assert [len(line) for line in lines] == [len(bench_text.NAMES)] * 6
+
+
+def test_a_picture_has_what_was_measured_and_what_has_a_program():
+    made = record(row("eager", peer=figures(60, 0.3)), row("sqrt", error="no"), GOOD)
+    measured = {"peers": [("eager", 60, 300), ("checkpoint", 50, 200)], "ours": [("checkpoint", 49, 190)]}
+    assert bench_text.series(made, CPU) == measured
+    assert bench_text.series(made, GPU) == {"peers": [("checkpoint", 40, 2.0)], "ours": [("checkpoint", 40, 1.9)]}
+
+
+def test_a_picture_is_written(tmp_path):
+    pytest.importorskip("matplotlib")
+    bench_text.draw(record(row("sqrt", error="no"), GOOD), tmp_path / "plots")
+    assert (tmp_path / "plots" / "made up.png").stat().st_size > 1000
+
+
+# Runs
+
+
+def test_pairs_alternate_in_who_goes_first():
+    order = []
+
+    def timed(name):
+        return lambda: order.append(name) or float(len(order))
+
+    assert bench.in_turns(timed("peer"), timed("ours"), pairs=3) == [(1, 2), (4, 3), (5, 6)]
+    assert order == ["peer", "ours", "ours", "peer", "peer", "ours"]
+
+
+PEERS = (Peer(Way("eager"), False), Peer(Way("checkpoint")))
+GRAPHS = [{"recompute_flop": 0}, BOTH]
+
+
+class Child:
+    """In place of processes; counts what it was asked. ``fails``: the methods that end with an error."""
+
+    def __init__(self, *fails):
+        self.fails, self.asked = fails, []
+
+    def __call__(self, kind, name, arguments):
+        self.asked.append((kind, name))
+        if kind == "graphs":
+            return GRAPHS
+        if arguments[0] in self.fails:
+            raise subprocess.CalledProcessError(1, "python", stderr="Traceback\nRuntimeError: not this one")
+        found = {"peer": figures(50, 0.2)}
+        return {**found, "ours": ours(49, 0.1), "ratios": [0.5]} if arguments[2] else found
+
+
+def test_nothing_runs_twice(tmp_path):
+    first, again = Child(), Child()
+    made = Comparison(Store(tmp_path), first).record_of("llama", PEERS)
+    assert first.asked == [("run", "llama"), ("run", "llama"), ("graphs", "llama")]
+    assert Comparison(Store(tmp_path), again).record_of("llama", PEERS) == made and again.asked == []
+    assert [bench_text.lost(found, CPU) for found in made["rows"]] == [None, []]
+
+
+def test_a_peer_that_fails_is_a_row_and_is_tried_again(tmp_path):
+    failing, healed = Child("checkpoint"), Child()
+    made = Comparison(Store(tmp_path), failing).record_of("llama", PEERS)
+    assert [found["error"] for found in made["rows"]] == [None, "RuntimeError: not this one"]
+    assert "| llama | checkpoint | RuntimeError: not this one |" in bench_text.summary([made], "make bench")
+    Comparison(Store(tmp_path), healed).record_of("llama", PEERS)
+    assert healed.asked == [("run", "llama")]
+
+
+def test_the_quick_set_is_six_configurations_and_the_full_one_has_every_peer():
+    assert sum(1 + peer.is_rival for peer in bench.QUICK_PEERS) == 6
+    labels = [peer.way.label for peer in bench.full_peers("llama")]
+    ratios = [f"inductor-{ratio}" for ratio in (1.0, 0.5, 0.25, 0.1, 0.0)]
+    assert labels == ["eager", *ratios, "checkpoint", "selective", "sqrt", "sac-ilp"]
+
+
+# Peers
+
+
+def tiny():
+    torch.manual_seed(0)
+    layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(5)]
+    return Tiny(torch.nn.Sequential(*layers)), {"x": torch.randn(512, 64)}
+
+
+class Tiny(torch.nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x):
+        return self.layers(x).square().mean()
+
+
+def test_five_blocks_are_grouped_by_three_and_two_and_compute_the_same():
+    plain, batch = tiny()
+    grouped = in_groups(tiny()[0], ("Sequential",))
+    assert [len(group.block.blocks) for group in grouped.layers] == [3, 2]
+    losses = [module(**batch) for module in (plain, grouped)]
+    assert torch.equal(*losses)
+    for loss in losses:
+        loss.backward()
+    grads = [[p.grad for p in module.parameters()] for module in (plain, grouped)]
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+@pytest.mark.parametrize("name", ["llama", "experts", "resnet", "two-traversals"])
+def test_the_models_of_the_benchmark_compute_the_same_in_groups(name):
+    module, batch = build(name)
+    expected = module(**batch)
+    module, batch = build(name)
+    grouped = in_groups(module, bench.RECIPES[name].blocks)
+    assert torch.equal(grouped(**batch), expected)
+
+
+def test_a_model_without_a_list_of_blocks_cannot_be_grouped():
+    with pytest.raises(ValueError, match="no list of blocks"):
+        in_groups(tiny()[0], ("Attention",))
+
+
+def test_the_ilp_says_what_it_needs():
+    if torch.cuda.is_available():
+        pytest.skip("it may run here")
+    with pytest.raises((ImportError, AssertionError)):
+        by_sac_ilp(*tiny())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_a_tiny_model_is_planned_beside_its_peers_without_compiling(tmp_path, monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setitem(peaks.RECIPES, "tiny", Recipe(tiny, ("Sequential",)))
+    peers = [Peer(Way("eager")), Peer(Way("inductor", 0.5)), Peer(Way("sqrt")), Peer(Way("none-such", 1.0))]
+    monkeypatch.setattr(bench, "planned", fails_for("none-such"))
+    found = json.loads(json.dumps(bench.graphs_of("tiny", peers, Store(tmp_path))))
+    assert found[0] == {"recompute_flop": 0}
+    assert found[2]["recompute_flop"] > found[1]["recompute_flop"] >= 0
+    for graph in found[1:3]:
+        assert graph["our_gpu"]["code_bytes"] <= graph["gpu"]["code_bytes"] * 1.001
+    assert found[3] == {"error": "RuntimeError: not this one"}
+
+
+def fails_for(method):
+    def planned(joint, way):
+        if way.method == method:
+            raise RuntimeError("not this one\nand more")
+        return peaks.planned(joint, way)
+
+    return planned
