@@ -86,6 +86,7 @@ def run_of(name: str, peer: Peer) -> dict[str, Any]:
 
     What the peer raises goes through. What ours raises, a refused budget among it, is its "error".
     """
+    warm_up()
     theirs = compiled(name, peer.way)
     found: dict[str, Any] = {"peer": figures(peer.way, *theirs)}
     if not peer.is_rival:
@@ -103,6 +104,11 @@ def run_of(name: str, peer: Peer) -> dict[str, Any]:
         statistics.median, zip(*times, strict=True)
     )
     return {**found, "ratios": [our / their for their, our in times]}
+
+
+def warm_up() -> None:
+    """What the first compilation in a process pays for all: imports, tests of the C++ compiler, its headers."""
+    torch.compile(lambda x: x.sin().sum())(torch.ones(16, requires_grad=True)).backward()
 
 
 def in_turns(
