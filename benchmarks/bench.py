@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import inspect
 import json
 import statistics
 import tempfile
@@ -31,6 +32,8 @@ from benchmarks.models import RECIPES
 from benchmarks.peaks import (
     MEASURING_SOURCES,
     MODEL_SOURCES,
+    NUM_MEASUREMENTS,
+    NUM_TIMED_STEPS,
     Bench,
     Way,
     compiled,
@@ -53,7 +56,6 @@ from recompile.trace import trace_step
 
 HERE = Path(__file__).parent
 STORE = Store(HERE / "results" / "bench")
-METHOD_SOURCES = tuple(HERE / name for name in ("bench.py", "peaks.py", "peers.py"))
 HARDWARE = "h100"  # what the GPU's programs are for
 NUM_PAIRS = 7  # steps of the peer and of ours, in turns
 QUICK_MODELS = ("llama", "gpt")
@@ -171,10 +173,14 @@ def graphs_of(name: str, peers: Iterable[Peer], store: Store = STORE) -> list[di
             ratio = way.budget if is_plain else 1.0
             row["gpu"] = (target if is_plain else Target(name, way, store)).by_inductor(ratio)
             if peer.is_rival:
+                row["our_gpu"] = {}  # in case that there is no plan
                 row["our_gpu"] = target.plan_for(row["gpu"]["code_bytes"], "code", "roofline")
         except Exception as error:
             row["error"] = told(error)
     return found
+
+
+METHOD = (made, compiled, figures, seconds_of, run_of, in_turns, Target, graphs_of)  # what results depend on
 
 
 # One model after the other
@@ -185,9 +191,8 @@ class Comparison(Bench):
 
     def __init__(self, store: Store, child: Callable[[str, str, Any], Any]):
         super().__init__(store, child)
-        self.method = fingerprint(
-            sources(*MODEL_SOURCES, *MEASURING_SOURCES), sources(*METHOD_SOURCES), torch.__version__
-        )
+        texts = sources(*MODEL_SOURCES, *MEASURING_SOURCES, HERE / "peers.py"), *map(inspect.getsource, METHOD)
+        self.method = fingerprint(*texts, NUM_PAIRS, NUM_MEASUREMENTS, NUM_TIMED_STEPS, torch.__version__)
 
     def record_of(self, name: str, peers: Sequence[Peer]) -> dict[str, Any]:
         """Everything about one model."""

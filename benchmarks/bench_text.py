@@ -33,6 +33,7 @@ def summary(records: Sequence[dict[str, Any]], command: str) -> str:
         f"{made['python']}, {made['date']}. Peaks are over what is allocated when forward starts.",
         "\n".join(verdict_line(records, where) for where in (CPU, GPU)),
         table(NAMES, [line for record in records for row in record["rows"] for line in lines_of(record, row)]),
+        "\n".join(f"![{record['model']}](plots/{record['model']}.png)" for record in records),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -88,29 +89,29 @@ def name_of(row: Row) -> str:
 
 def lines_of(record: dict[str, Any], row: Row) -> list[list[str]]:
     """The peer's line, and that of ours where it was asked."""
-    graph = row["graph"]
-    theirs = [record["model"], name_of(row)]
-    if row["peer"] is None:
-        return [[*theirs, row["error"] or graph.get("error") or "-", *["-"] * 9]]
+    peer, graph = row["peer"], row["graph"]
     extra = gflop(graph["recompute_flop"]) if "recompute_flop" in graph else "-"
-    measured = [*measured_cells(row["peer"], "-"), extra, f"{row['peer']['compile_seconds']:.0f}", "-"]
-    lines = [[*theirs, *measured, *program_cells(graph.get("gpu"), graph.get("error")), "-", "-"]]
-    if row["ours"] is not None:
+    measured = [row["error"] or "-", "-", "-", extra, "-", "-"]
+    if peer is not None:
+        measured = [*measured_cells(peer, "-"), extra, f"{peer['compile_seconds']:.0f}", "-"]
+    program = program_cells(graph.get("gpu"), graph.get("error"))
+    lines = [[record["model"], name_of(row), *measured, *program, "-", "-"]]
+    if row["ours"] is not None or "our_gpu" in graph:
         lines.append([record["model"], f"ours at the peak of {name_of(row)}", *our_cells(row)])
     return lines
 
 
 def our_cells(row: Row) -> list[str]:
-    ours, graph = row["ours"], row["graph"]
-    verdicts = [verdict(lost(row, where)) for where in (CPU, GPU)]
-    program = program_cells(graph.get("our_gpu"), None)
-    if "measured_bytes" not in ours:
-        return [ours["error"], *["-"] * 5, *program, *verdicts]
-    taken = ours["taken"]
-    return [
-        *measured_cells(ours, f"{statistics.median(row['ratios']):.2f}"), gflop(taken["recompute_flop"]),
-        f"{ours['compile_seconds']:.0f}", f"{taken['planning_seconds']:.1f}", *program, *verdicts,
-    ]  # fmt: skip
+    ours, graph = row["ours"] or {}, row["graph"]
+    measured = [ours.get("error", "-"), *["-"] * 5]
+    if "measured_bytes" in ours:
+        taken = ours["taken"]
+        measured = [
+            *measured_cells(ours, f"{statistics.median(row['ratios']):.2f}"), gflop(taken["recompute_flop"]),
+            f"{ours['compile_seconds']:.0f}", f"{taken['planning_seconds']:.1f}",
+        ]  # fmt: skip
+    program = program_cells(graph.get("our_gpu"), graph.get("error"))
+    return [*measured, *program, *(verdict(lost(row, where)) for where in (CPU, GPU))]
 
 
 def measured_cells(run: dict[str, Any], ratio: str) -> list[str]:

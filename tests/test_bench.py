@@ -75,6 +75,19 @@ def test_a_plan_that_ours_does_not_have_is_lost():
     assert "BudgetError: the floor is higher" in bench_text.summary([record(refused)], "make bench")
 
 
+def test_a_plan_for_the_gpu_that_ours_does_not_have_is_lost_and_told():
+    found = {**GOOD, "graph": {"recompute_flop": 0, "gpu": program(40, 2.0), "our_gpu": {}, "error": "ValueError: no"}}
+    assert bench_text.lost(found, GPU) == ["no plan"]
+    assert "| 1.5 | ValueError: no | - | yes | **no: no plan** |" in bench_text.summary([record(found)], "make bench")
+
+
+def test_a_peer_that_fails_on_the_cpu_alone_still_has_its_program_beside_ours():
+    found = row("sqrt", error="RuntimeError: no compiler", graph=BOTH)
+    text = bench_text.summary([record(found)], "make bench")
+    assert "| made up | sqrt | RuntimeError: no compiler | - | - | 3.000 | - | - | 40.0 | 2.00 | - | - |" in text
+    assert "| made up | ours at the peak of sqrt | - | - | - | - | - | - | 40.0 | 1.90 | - | yes |" in text
+
+
 def test_a_peer_that_failed_or_that_ours_was_not_asked_about_decides_nothing():
     failed, alone = row("sqrt", error="ValueError: no blocks"), row("eager", peer=figures(60, 0.3))
     assert [bench_text.lost(found, where) for found in (failed, alone) for where in (CPU, GPU)] == [None] * 4
