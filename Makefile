@@ -70,5 +70,5 @@ gpu: env ## Measure plans on a CUDA GPU (six minutes: benchmarks/results) and ru
 	$(call with_fresh_cache,$(PY) -m pytest -m gpu tests/gpu)
 
 clean: ## Remove .venv and all else that these commands made
-	rm -rf .venv build dist *.egg-info demo/out .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist *.egg-info demo/out benchmarks/out .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
