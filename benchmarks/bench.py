@@ -240,7 +240,7 @@ def write(records: Sequence[dict[str, Any]], folder: Path, command: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="*", help=f"{', '.join(RECIPES)}; by default those of the issue")
+    parser.add_argument("models", nargs="*", help=f"{', '.join(RECIPES)}; by default all of the comparison")
     parser.add_argument("--quick", action="store_true", help="two models, six configurations each")
     parser.add_argument("--stored", action="store_true", help="run nothing: print what is there, write no summary")
     parser.add_argument("--task", nargs=3, help=argparse.SUPPRESS)
