@@ -1,22 +1,32 @@
-"""Which of the fusions that Inductor would make it may make of our programs.
+"""Which of the fusions that Inductor would make it may make of our programs: none that keeps memory waiting.
 
 Inductor keeps nodes that merely read the same value apart when they stand far from each other, because fusing them
 lengthens lives ("Nodes are too far away"), but not a producer and its reader. Where one weight is used twice, the bias
 gradient of the one use is added to that of the other: fused with that add, the first sum waits until the second can be
 made, and what it sums up stays in memory through all that lies between. For four blocks traversed twice the peak was
 three times what the order of the graph needs.
+
+Likewise a product and a sum become one call (``addmm``) in the sum's place, however late that is. Where the embedding
+and the output layer share their weight, the gradient of the logits would be kept through the whole of backward for it.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
+import torch.fx as fx
 from torch._inductor import config as inductor_config
 from torch._inductor.choices import InductorChoices
+from torch._inductor.fx_passes import post_grad
 from torch._inductor.virtualized import V
+from torch._ops import OpOverload
+
+from recompile.sizes import AT_HINTS
 
 
 def with_short_lives(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
@@ -24,10 +34,22 @@ def with_short_lives(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(inner_compile)
     def compiled(*args: Any, **kwargs: Any) -> Any:
-        with V.set_choices_handler(choices()):
+        with short_lives():
             return inner_compile(*args, **kwargs)
 
     return compiled
+
+
+@contextmanager
+def short_lives() -> Iterator[None]:
+    """What Inductor compiles in the block has no fusion that keeps memory waiting."""
+    prefer_unfused = post_grad.should_prefer_unfused_addmm
+
+    def is_unfused(match: Any) -> bool:
+        return prefer_unfused(match) or keeps_factors_waiting(match)
+
+    with V.set_choices_handler(choices()), mock.patch.object(post_grad, "should_prefer_unfused_addmm", is_unfused):
+        yield
 
 
 def choices() -> InductorChoices:
@@ -63,3 +85,45 @@ def keeps_memory_waiting(scheduler: Any, producer: Any, reader: Any) -> bool:
         if buffer is not None and all(getattr(u.node, "max_order", math.inf) < reader.min_order for u in buffer.users):
             freed_bytes += scheduler.dep_size_hint(dep)
     return freed_bytes > sum(scheduler.dep_size_hint(dep) for dep in producer.read_writes.writes)
+
+
+def keeps_factors_waiting(match: Any) -> bool:
+    """Whether a product moved to the sum that it goes into, well behind it, keeps more bytes than its result has.
+
+    ``match``: of ``mm`` and ``add``, as Inductor's pattern has it.
+    """
+    total = match.output_node()
+    product = next(node for node in match.nodes if node is not total)
+    place = {node: position for position, node in enumerate(total.graph.nodes)}
+    if place[total] - place[product] <= LONGEST_WAIT:
+        return False
+    waiting = [
+        factor
+        for factor in {base_of(argument) for argument in match.args}
+        if not factor.name.startswith("primals") and last_read(factor, place, but_for=product) < place[total]
+    ]
+    return sum(map(num_bytes, waiting)) > num_bytes(product)
+
+
+def base_of(node: fx.Node) -> fx.Node:
+    """What a transposed or reshaped factor is a view of."""
+    while node.op == "call_function" and isinstance(node.target, OpOverload) and node.target.is_view:
+        node = node.args[0]
+    return node
+
+
+def last_read(node: fx.Node, place: Mapping[fx.Node, int], but_for: fx.Node) -> int:
+    """The place of the last op that reads a value, through views or not, ``but_for`` one."""
+    found, pending = -1, list(node.users)
+    while pending:
+        user = pending.pop()
+        if user is not but_for:
+            is_view = isinstance(user.target, OpOverload) and user.target.is_view
+            found = max(found, -1 if is_view else place[user])
+            pending += user.users if is_view else ()
+    return found
+
+
+def num_bytes(node: fx.Node) -> int:
+    val = node.meta["val"]
+    return math.prod(AT_HINTS.shape(val)) * val.dtype.itemsize

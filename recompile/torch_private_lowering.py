@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import _disable_current_modes as disable_curre
 
 from recompile.chip import Chip
 from recompile.torch_private_emitted import extern_ops_of, result_bytes_of
-from recompile.torch_private_fusion import choices
+from recompile.torch_private_fusion import short_lives as short_lived
 from recompile.torch_private_gpu import absent_gpu
 
 # What must not be left to the user's settings: each would run something on the device, or emit another kind of program.
@@ -118,7 +118,7 @@ def lower(
         "graph_id": 0,
     }
     with (
-        V.set_choices_handler(choices() if short_lives else InductorChoices()),
+        short_lived() if short_lives else V.set_choices_handler(InductorChoices()),
         absent_gpu(chip),
         inductor_config.patch({**config_patches, **LOWERING_PATCHES}),
         state.entered(),

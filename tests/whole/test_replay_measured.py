@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch._inductor.graph import GraphLowering
 
 import recompile
-from recompile.replay import block_of, call_of, replay
+from recompile.replay import CPU, call_of, replay
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_dynamo", "empty_cache")]
 
@@ -49,11 +49,10 @@ def test_the_replayed_peak_is_the_measured_one(budget, monkeypatch):
         model.zero_grad(set_to_none=True)
 
     step()
-    forward, backward = (text.replace("empty_strided_cpu", "empty_strided_cuda") for text in sources[:2])
-    first = replay(forward, [None] * num_arguments(forward))
+    forward, backward = sources[:2]
+    first = replay(forward, [None] * num_arguments(forward), allocator=CPU)
     output, *saved = first.returned
-    tangent = block_of(output.num_bytes)
-    second = replay(backward, [*saved, tangent], held=[output])
+    tangent = CPU.block_of(output.num_bytes)
+    second = replay(backward, [*saved, tangent], held=[output], allocator=CPU)
     measured = recompile.measure(step).peak_bytes
-    # blocks of the CPU are not rounded up to 512 bytes: some hundred small ones are
-    assert measured <= max(first.peak_bytes, second.peak_bytes) <= measured * 1.03
+    assert abs(max(first.peak_bytes, second.peak_bytes) - measured) <= 64  # a scalar or two of autograd
