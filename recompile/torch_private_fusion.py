@@ -97,7 +97,7 @@ def keeps_factors_waiting(match: Any) -> bool:
     place = {node: position for position, node in enumerate(total.graph.nodes)}
     if place[total] - place[product] <= LONGEST_WAIT:
         return False
-    waiting = [
+    waiting = [  # what forward's caller passed in, parameters above all, is there anyway
         factor
         for factor in {base_of(argument) for argument in match.args}
         if not factor.name.startswith("primals") and last_read(factor, place, but_for=product) < place[total]
