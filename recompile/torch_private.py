@@ -1,26 +1,22 @@
-"""The only file that imports PyTorch's private modules. Everything here is a thin name for something private, so that a
-new torch release is one file's work. Written against torch 2.11 to 2.14.
+"""PyTorch's private modules, imported here and in the files ``torch_private_*`` alone. Everything is a thin name for
+something private, so that a new torch release is their work only. Written against torch 2.11 to 2.14.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
-import networkx
 import sympy
 import torch
 import torch._dynamo
 import torch._inductor.config as inductor_config
 import torch.fx as fx
 import torch.fx.traceback
-from networkx.algorithms.flow import boykov_kolmogorov
 from torch._dynamo.exc import ShortenTraceback
 from torch._functorch import partitioners
 from torch._functorch._aot_autograd import autograd_cache
@@ -132,27 +128,6 @@ def thread_generators(forward: fx.GraphModule, backward: fx.GraphModule) -> tupl
     if thread is None:
         return forward, backward
     return thread(forward, is_backward=False), thread(backward, is_backward=True)
-
-
-def stock_saved_values(joint: fx.GraphModule, num_fwd_outputs: int, ratio: float) -> list[fx.Node]:
-    """What PyTorch's own min-cut partitioner would save at ``activation_memory_budget=ratio``. Sets attributes on
-    nodes.
-    """
-    info = partitioners.classify_nodes(joint, [], num_fwd_outputs)
-    if not info.required_bw_nodes:
-        return []
-    for node in reversed(joint.graph.nodes):
-        far = int(1e9)
-        if node.op == "output":
-            node.dist_from_bw = far
-        elif not info.is_required_fw(node):
-            node.dist_from_bw = 0
-        else:
-            node.dist_from_bw = min([far, *(user.dist_from_bw + 1 for user in node.users)])
-    # The same cut in half the time of networkx's default: the side that cannot reach the sink is unique.
-    quick = functools.partial(networkx.minimum_cut, flow_func=boykov_kolmogorov)
-    with mock.patch.object(networkx, "minimum_cut", quick):
-        return partitioners.choose_saved_values_set(joint.graph, info, memory_budget=ratio)
 
 
 # Sizes

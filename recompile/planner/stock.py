@@ -14,7 +14,7 @@ from recompile.joint import Budget, JointGraph, Plan
 from recompile.planner.finish import check_budget, plan_from
 from recompile.planner.pool import Pool
 from recompile.timeline import Timeline
-from recompile.torch_private import stock_saved_values
+from recompile.torch_private_stock import stock_saved_values
 
 RATIOS = (1.0, 0.75, 0.5, 0.25, 0.1, 0.0)
 
