@@ -77,14 +77,31 @@ def _short_lived(base: type[InductorChoices]) -> type[InductorChoices]:
 
 def keeps_memory_waiting(scheduler: Any, producer: Any, reader: Any) -> bool:
     """Whether a producer well before its reader holds up more bytes, which nobody reads that late, than it makes."""
-    if reader.max_order - producer.min_order <= LONGEST_WAIT:
+    if reader.max_order - producer.min_order <= LONGEST_WAIT or may_run_at_once(scheduler, producer, reader):
         return False
     freed_bytes = 0
     for dep in producer.read_writes.reads:
         buffer = scheduler.name_to_buf.get(dep.name)
         if buffer is not None and all(getattr(u.node, "max_order", math.inf) < reader.min_order for u in buffer.users):
             freed_bytes += scheduler.dep_size_hint(dep)
-    return freed_bytes > sum(scheduler.dep_size_hint(dep) for dep in producer.read_writes.writes)
+    return freed_bytes > written_bytes(scheduler, producer)
+
+
+def may_run_at_once(scheduler: Any, producer: Any, reader: Any) -> bool:
+    """Whether the reader, however late it stands, needs nothing made after the producer, and makes no more than that.
+
+    Both then run in the producer's place, where Inductor puts what it fuses unless something is missing: the update of
+    a batch norm's running statistics, which stands at the end of forward, with the kernel that makes the statistics.
+    """
+    own = producer.get_operation_names() | reader.get_operation_names()
+    awaited = (scheduler.name_to_node[name] for name in reader.ancestors if name not in own)
+    if any(node.max_order > producer.max_order for node in awaited):
+        return False
+    return written_bytes(scheduler, reader) <= written_bytes(scheduler, producer)
+
+
+def written_bytes(scheduler: Any, node: Any) -> int:
+    return sum(scheduler.dep_size_hint(dep) for dep in node.read_writes.writes)
 
 
 def keeps_factors_waiting(match: Any) -> bool:
