@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.fx as fx
 
+from recompile.channels_last import IN_MEMORY, lying_channels_last, on_cpu
 from recompile.dataflow import Dataflow
 from recompile.joint import Annotation, JointGraph, Kind
 from recompile.torch_private import RANDOM_FROM_SEED, SEEDS
@@ -163,22 +164,26 @@ class FusionFacts:
 
 
 def fusion_facts(joint: JointGraph, flow: Dataflow) -> FusionFacts:
-    on_cpu = any(
-        isinstance(val := node.meta.get("val"), torch.Tensor) and val.device.type == "cpu" for node in flow.nodes
-    )
+    is_on_cpu = on_cpu(flow)
+    channels_last = frozenset(flow.nodes[i] for i in lying_channels_last(flow))
     return FusionFacts(
         flow=flow,
-        shape=tuple(loop_shape(node, joint.notes) for node in flow.nodes),
+        shape=tuple(loop_shape(node, joint.notes, channels_last) for node in flow.nodes),
         flop=tuple(joint.notes[node].work.flop for node in flow.nodes),
         always_stored=frozenset(i for i, node in enumerate(flow.nodes) if node.target in RANDOM_FROM_SEED),
-        dear=frozenset(i for i, node in enumerate(flow.nodes) if on_cpu and node.target in DEAR_ON_CPU),
-        longest_row=LONGEST_ROW_ON_CPU if on_cpu else LONGEST_ROW_ON_GPU,
+        dear=frozenset(i for i, node in enumerate(flow.nodes) if is_on_cpu and node.target in DEAR_ON_CPU),
+        longest_row=LONGEST_ROW_ON_CPU if is_on_cpu else LONGEST_ROW_ON_GPU,
         view_copies=view_copies(flow),
     )
 
 
-def loop_shape(node: fx.Node, notes: Mapping[fx.Node, Annotation]) -> OpShape:
-    """How an op's loops run: a reduction goes over its input, outer = results, inner = elements per result."""
+def loop_shape(
+    node: fx.Node, notes: Mapping[fx.Node, Annotation], channels_last: frozenset[fx.Node] = frozenset()
+) -> OpShape:
+    """How an op's loops run: a reduction goes over its input, outer = results, inner = elements per result.
+
+    Rows are what is contiguous in memory: of a value in ``channels_last`` the channels.
+    """
     kind, numel = notes[node].kind, notes[node].numel
     if kind is not Kind.REDUCTION or not node.all_input_nodes:
         return OpShape(numel, 1, False)
@@ -191,6 +196,8 @@ def loop_shape(node: fx.Node, notes: Mapping[fx.Node, Annotation]) -> OpShape:
     if not isinstance(dims, list | tuple) or not dims:
         return OpShape(numel, inner, True)
     axes = sorted(dim % source.dim() for dim in dims)
+    if node.all_input_nodes[0] in channels_last:
+        axes = sorted(map(IN_MEMORY.index, axes))
     return OpShape(numel, inner, axes == list(range(source.dim() - len(axes), source.dim())))
 
 

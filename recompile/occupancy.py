@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from recompile.channels_last import copied_for_layout
 from recompile.dataflow import Dataflow, backward_order, forward_order, tangents_of
 from recompile.kernels import Kernel
 from recompile.lifetimes import DIES, WRITTEN, lifetimes
 from recompile.stretches import backward_stretches, forward_stretches, stretches_of
-from recompile.timeline import Simulation, Timeline, copied_for_layout, recomputed_ops
+from recompile.timeline import Simulation, Timeline, recomputed_ops
 
 
 class Use(enum.Enum):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from recompile.channels_last import biased_apart, copied_for_layout, on_cpu
 from recompile.chip import CHIPS
 from recompile.dataflow import (
     Dataflow,
@@ -26,7 +27,7 @@ from recompile.dataflow import (
 )
 from recompile.hardware import Hardware
 from recompile.inlining import LONGEST_ROW_ON_GPU, FusionFacts, fusion_facts
-from recompile.joint import JointGraph, Kind, Side
+from recompile.joint import JointGraph, Kind
 from recompile.kernels import Kernel
 from recompile.lifetimes import DIES, FROM_LOOP, WRITTEN, lifetimes
 from recompile.splits import num_kernels
@@ -89,6 +90,7 @@ class Step:
     seconds: float
     split: frozenset[int] = frozenset()  # reductions of it that a further kernel finishes
     finishes: frozenset[int] = frozenset()  # reductions that it would finish if another kernel split them
+    joins: frozenset[int] = frozenset()  # those of them beside whose other readers it can run, in one kernel
 
 
 class Timeline:
@@ -113,6 +115,11 @@ class Timeline:
             for i, node in enumerate(self.flow.nodes)
             if kinds[i] in (Kind.EXTERN, Kind.VALUE)
         }
+        for i in biased_apart(self.flow):
+            self._seconds_alone[i] += self._seconds_to_move(2 * self.flow.size_bytes[i])
+        self._copying_s = 0.0  # on a GPU; what the CPU takes is left out
+        if not on_cpu(self.flow):
+            self._copying_s = sum(self._seconds_to_move(2 * self.flow.size_bytes[i]) for i in self._copied_for_layout)
         self._more_kernels = more_kernels(self.flow, self.facts, hardware)
         self.stretches = Stretches(self.facts)
         self._numbers = {"forward": forward_stretches(self.facts), "backward": backward_stretches(self.facts)}
@@ -135,8 +142,10 @@ class Timeline:
             "backward", backward_order(flow, saved), frozenset(gradients), releasable, held, frozenset(handed_over)
         )
         saved_bytes = sum(flow.size_bytes[b] for b in handed_over - outputs) + sum(copies.values())
-        columns = (f + b for f, b in zip(forward, backward, strict=True))
-        return Simulation(len(forward[0]), *columns, saved_bytes)
+        nodes, live_bytes, seconds = (f + b for f, b in zip(forward, backward, strict=True))
+        if forward[0] and self._copying_s:  # forward begins with the copies
+            seconds = (seconds[0] + self._copying_s, *seconds[1:])
+        return Simulation(len(forward[0]), nodes, live_bytes, seconds, saved_bytes)
 
     def _run(
         self, phase: str, program: Sequence[int], kept: frozenset[int], releasable: dict[int, int], held_bytes: int,
@@ -162,12 +171,14 @@ class Timeline:
     def _seconds_of(self, steps: Sequence[Step]) -> tuple[float, ...]:
         """Seconds of each kernel; the last one of a split reduction is the next that goes over its results.
 
-        That takes the launch of one kernel away, however many reductions it finishes.
+        That takes the launch of one kernel away, however many reductions it finishes, and that of each further kernel
+        that goes over the results and needs nothing that is made later.
         """
-        seconds, split = [step.seconds for step in steps], set()
+        seconds, split, finished = [step.seconds for step in steps], set(), set()
         for k, step in enumerate(steps):
-            if step.finishes and not split.isdisjoint(step.finishes):
+            if step.finishes and not (split.isdisjoint(step.finishes) and finished.isdisjoint(step.joins)):
                 seconds[k] -= self.hardware.launch_s
+                finished |= split & step.finishes
                 split -= step.finishes
             if step.split:
                 split |= step.split
@@ -185,6 +196,7 @@ class Timeline:
         bias, copied_bytes = self._copied_bias.get(first.op, (None, 0))
         if not any(b == bias and bits & FROM_LOOP for b, bits in fates):
             copied_bytes = 0
+        finishes = self._finishes(kernel)
         step = Step(
             node=first.op,
             grows_bytes=sum(size[b] for b in made) - reused,
@@ -192,20 +204,20 @@ class Timeline:
             shrinks_bytes=sum(size[b] for b in dying) - reused,
             seconds=self._seconds(kernel, made, dying) + 2 * copied_bytes / self.hardware.byte_per_s,
             split=frozenset(op.op for op in kernel.ops if op.op in self._more_kernels),
-            finishes=self._finishes(kernel),
+            finishes=finishes,
+            joins=frozenset(i for i in finishes if self._needs_nothing_after(kernel, i)),
         )
         self._steps[kernel, fate] = step
         return step
 
     def _finishes(self, kernel: Kernel) -> frozenset[int]:
-        """The split reductions that the kernel goes over the results of, one by one.
-
-        What writes into an input does so at the end of the program, too far away to share a kernel.
-        """
-        if any(name_of(self.flow.nodes[op.op].target) == "copy_" for op in kernel.ops):
-            return frozenset()
+        """The split reductions that the kernel goes over the results of, one by one."""
         ops = {self.flow.op[b] for b in kernel.reads}.intersection(self._more_kernels)
         return frozenset(i for i in ops if kernel.shape.inner == 1 and self.facts.shape[i].outer == kernel.shape.outer)
+
+    def _needs_nothing_after(self, kernel: Kernel, i: int) -> bool:
+        """Whether all that the kernel reads is there when op i has run, as far as the order of the graph tells."""
+        return all(self.flow.is_input[b] or self.flow.op[b] <= i for b in kernel.reads.difference(kernel.makes))
 
     def _bytes_reused(self, kernel: Kernel, made: Sequence[int], dying: Sequence[int]) -> int:
         """Bytes of results written over inputs that die in the same kernel (Inductor's in-place buffers).
@@ -250,6 +262,10 @@ class Timeline:
         num_launches = 1 + sum(self._more_kernels.get(op.op, 0) for op in kernel.ops)
         return seconds + num_launches * self.hardware.launch_s
 
+    def _seconds_to_move(self, moved_bytes: int) -> float:
+        """A loop of its own that computes nothing to speak of."""
+        return moved_bytes / self.hardware.byte_per_s + self.hardware.launch_s
+
 
 def more_kernels(flow: Dataflow, facts: FusionFacts, hardware: Hardware) -> dict[int, int]:
     """Per reduction that Inductor splits on a GPU the kernels that it takes beside the first."""
@@ -262,23 +278,6 @@ def more_kernels(flow: Dataflow, facts: FusionFacts, hardware: Hardware) -> dict
             is_welford = name_of(flow.nodes[i].target) in WELFORD
             found[i] = num_kernels(shape.outer, shape.inner, shape.reduces_rows, is_welford, chip) - 1
     return {i: more for i, more in found.items() if more}
-
-
-def copied_for_layout(flow: Dataflow) -> list[int]:
-    """Inputs that Inductor copies to channels-last for a convolution on the CPU and keeps for its backward.
-
-    (torch/_inductor/graph.py ``decide_layout_opt``: on the CPU always; on a GPU a heuristic that is not modelled.)
-    """
-    copied: dict[int, None] = {}
-    for i, node in enumerate(flow.nodes):
-        if node.target is not torch.ops.aten.convolution.default or flow.side[i] is Side.BACKWARD:
-            continue
-        for operand in flow.inputs[i][:2]:
-            val = flow.nodes[operand].meta["val"]
-            is_rowwise = val.device.type == "cpu" and val.dim() == 4 and not has_channels_last_strides(val)
-            if flow.is_input[operand] and is_rowwise:
-                copied[operand] = None
-    return list(copied)
 
 
 def copied_biases(joint: JointGraph, flow: Dataflow) -> dict[int, tuple[int, int]]:
@@ -297,11 +296,6 @@ def copied_biases(joint: JointGraph, flow: Dataflow) -> dict[int, tuple[int, int
             ):
                 found[i] = flow.buffer[flow.index[bias]], joint.notes[bias].numel * val.dtype.itemsize
     return found
-
-
-def has_channels_last_strides(val: torch.Tensor) -> bool:
-    """Whether a 4-D tensor already lies as convolutions on the CPU want it."""
-    return val.is_contiguous(memory_format=torch.channels_last)
 
 
 def ancestors_inside(kernel: Kernel) -> list[int]:

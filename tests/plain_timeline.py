@@ -196,8 +196,8 @@ def run(timeline, phase, program, kept, releasable, held, at_hand=frozenset()):
         stored |= makes[k] if ops[0].is_extern else makes[k] & elsewhere
     last = {b: k for k in range(len(kernels)) for b in reads[k] | makes[k]}
     mortal = (stored | releasable.keys()) - kept
-    live, rows, split = held + sum(releasable.values()), [], set()
-    for k, (ops, _) in enumerate(kernels):
+    live, rows, split, done = held + sum(releasable.values()), [], set(), set()
+    for k, (ops, shape) in enumerate(kernels):
         made = sorted(makes[k] & stored)
         dying = sorted(b for b in reads[k] | makes[k] if last[b] == k and b in mortal)
         reused = in_place(timeline, ops, made, [b for b in dying if b not in makes[k] and b not in tangents])
@@ -212,10 +212,13 @@ def run(timeline, phase, program, kept, releasable, held, at_hand=frozenset()):
         if ops[0].is_extern:
             note = timeline.joint.notes[flow.nodes[ops[0].op]]
             seconds = note.seconds if note.kind in (Kind.EXTERN, Kind.VALUE) else hardware.launch_s
-        read_split = {i for i in split for b in flow.makes[i] if b in reads[k]}
+        read_split = {i for i in split | done for b in flow.makes[i] if b in reads[k]}
         finished = {i for i in read_split if shape.inner == 1 and shape.outer == facts.shape[i].outer}
+        needed = {flow.op[b] for b in reads[k] - makes[k] if not flow.is_input[b]}
+        joined = {i for i in finished & done if max(needed) <= i}
+        seconds -= hardware.launch_s if finished & split or joined else 0
+        done |= finished & split
         split = (split - finished) | set(more)
-        seconds -= hardware.launch_s if finished else 0
         rows.append((phase, ops[0].op, live + dropped, seconds))
         live -= sum(size[b] for b in dying) - reused
     return rows

@@ -15,6 +15,7 @@ PRIVATE_PARTS = ("", "_emitted", "_fakes", "_fusion", "_gpu", "_lowering", "_sto
 MAY_USE_INTERNALS = tuple(f"recompile.torch_private{part}" for part in PRIVATE_PARTS)
 FACT_FILES = (
     "annotation",
+    "channels_last",
     "cost",
     "dataflow",
     "fusion",

@@ -58,12 +58,34 @@ def launches(text, device="meta"):
     [
         ("y = sum.dim_IntList x [0]\nreturn y |", "y=2.0"),
         ("y = sum.dim_IntList x [0]\nz = sin y\nreturn y z |", "y=2.0 z=0.0"),  # the last kernel of y makes z too
-        ("r = param 8 bfloat16\ny = sum.dim_IntList x [0]\nz = copy_ r y\nreturn y z |", "y=2.0 z=1.0"),  # at the end
+        ("r = param 8 bfloat16\ny = sum.dim_IntList x [0]\nz = copy_ r y\nreturn y z |", "y=2.0 z=0.0"),
         ("y = sum.dim_IntList x [1]\nreturn y |", "y=1.0"),
     ],
 )
 def test_a_split_reduction_costs_a_launch_more_unless_a_kernel_goes_over_its_results(text, expected):
     assert launches(f"x = input 256x8 bfloat16\n{text}") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # the readers of the variance and of the mean share no value, yet both go into the second kernel of both
+        ("r = sin v\ns = cos m\nreturn r s |", "v=2.0 r=0.0 s=0.0"),
+        ("r = sin v\na = sin q\nb = cos a\ns = mul m a\nreturn r b s a |", "v=2.0 r=0.0 a=0.0"),
+        # a matrix product comes in between
+        ("r = sin v\na = mm q w\ns = mul m a\nreturn r s |", "v=2.0 r=0.0 a=1.0 s=1.0"),
+    ],
+)
+def test_the_last_kernel_of_a_split_reduction_takes_in_all_readers_that_need_nothing_later(text, expected):
+    text = f"""
+        x = input 4096x2 bfloat16
+        q = input 1x2 bfloat16
+        w = param 2x2 bfloat16
+        v = var_mean.correction x [0] correction=0 keepdim=True
+        v0 = getitem v 0
+        m = getitem v 1
+        {text.replace("sin v", "sin v0")}"""
+    assert launches(text) == expected
 
 
 def test_on_the_cpu_no_reduction_is_split():

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from recompile.channels_last import copied_for_layout
 from recompile.dataflow import Dataflow, tangents_of
 from recompile.joint import Kind, Side
 from recompile.planner.certain import (
@@ -43,7 +44,7 @@ from recompile.planner.certain import (
 )
 from recompile.planner.network import CutNetwork, cut_network
 from recompile.planner.traffic import Traffic
-from recompile.timeline import WRITES_INTO_A_COPY, Timeline, copied_for_layout
+from recompile.timeline import WRITES_INTO_A_COPY, Timeline
 from recompile.work import name_of
 
 
