@@ -1,11 +1,14 @@
 """Fusions that Inductor is kept from making, seen in its program for a GPU that is not there."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
 from recompile.gpu import dry_run
+from recompile.torch_private_fusion import keeps_memory_waiting
 from tests.whole.models import TwoTraversals
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -46,3 +49,57 @@ def test_the_gradient_of_logits_does_not_wait_for_that_of_the_embedding():
     *_, last = [kernel for kernel in program.kernels if kernel.live_bytes > logits_bytes]
     named = [kernel.name for kernel in program.kernels]
     assert named.index(last.name) < len(named) / 2 and "extern_kernels.addmm" not in named[len(named) // 2 :]
+
+
+def scheduled(name, place, ancestors=(), reads=(), writes=()):
+    """A node of Inductor's scheduler as far as the rule looks at it; values are ``(name, bytes)``."""
+    deps = ([SimpleNamespace(name=value, num_bytes=size) for value, size in values] for values in (reads, writes))
+    return SimpleNamespace(
+        min_order=place, max_order=place, ancestors=set(ancestors), get_operation_names=lambda: {name},
+        read_writes=SimpleNamespace(**dict(zip(("reads", "writes"), deps, strict=True))),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("place", "ancestors", "written_bytes", "waits"),
+    [
+        (90, ["sum"], 8, False),  # runs in the sum's place
+        (90, ["sum"], 16, True),  # what it makes would take more than the sum, from there on
+        (90, ["sum", "late"], 8, True),  # needs something that is made long after
+        (90, ["sum", "early"], 8, False),
+        (20, ["sum", "late"], 8, False),  # near enough to wait for
+    ],
+)
+def test_a_sum_waits_for_its_reader_only_if_that_cannot_run_at_once(place, ancestors, written_bytes, waits):
+    total = scheduled("sum", 10, ["early"], reads=[("parts", 1000)], writes=[("total", 8)])
+    reader = scheduled("reader", place, ancestors, reads=[("total", 8)], writes=[("new", written_bytes)])
+    nodes = {"sum": total, "reader": reader, "early": scheduled("early", 2), "late": scheduled("late", 15)}
+    scheduler = SimpleNamespace(
+        name_to_node=nodes,
+        name_to_buf={"parts": SimpleNamespace(users=[SimpleNamespace(node=total)])},
+        dep_size_hint=lambda dep: dep.num_bytes,
+    )
+    assert keeps_memory_waiting(scheduler, total, reader) == waits
+
+
+class NormalisedConvolutions(torch.nn.Module):
+    def __init__(self, depth=3, channels=128):
+        super().__init__()
+        layers = (
+            (torch.nn.Conv2d(channels, channels, 3, bias=False), torch.nn.BatchNorm2d(channels), torch.nn.ReLU())
+            for _ in range(depth)
+        )
+        self.layers = torch.nn.Sequential(*(layer for block in layers for layer in block))
+
+    def forward(self, x):
+        return self.layers(x).mean()
+
+
+def test_running_statistics_are_updated_where_the_statistics_are_made():
+    with torch.device("meta"):
+        model, x = NormalisedConvolutions(), torch.empty(8, 128, 64, 64)
+    program = dry_run(model, (x,), memory_budget=0.5, hardware="h100").program
+    updates = [kernel for kernel in program.kernels if any("copy_" in op for op in kernel.ops)]
+    reducing = [kernel for kernel in updates if any("native_batch_norm" in op or "var_mean" in op for op in kernel.ops)]
+    counting = [kernel for kernel in updates if kernel.moved_bytes == 16]  # one number of batches read and written
+    assert len(reducing) == len(counting) == 3 and len(updates) == 6
