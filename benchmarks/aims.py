@@ -147,7 +147,7 @@ class Subject:
 
         Of several the fastest by ``time`` ("true" or "roofline").
         """
-        limit, tried = int(asked_bytes) - self.fixed_bytes, []
+        limit, tried = int(asked_bytes * (1 + SLACK)) - self.fixed_bytes, []  # all that is accepted
         while True:
             tried.append(self.plan(max(limit, 0)))
             excess = tried[-1][f"{peak}_bytes"] - asked_bytes * (1 + SLACK)
