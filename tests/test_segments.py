@@ -98,7 +98,7 @@ def test_layers_with_random_numbers_of_their_own_are_equal():
 def test_a_pattern_of_one_layer_can_be_placed_in_an_equal_one():
     _, flow, segments = cut_at(CHAIN, "e1", "e2", "e3")
     a2 = next(i for i, node in enumerate(flow.nodes) if node.name == "a2")
-    pattern = segments.pattern(1, frozenset({a2, 4}))
+    pattern = segments.patterns(frozenset({a2, 4}))[1]
     assert [flow.nodes[i].name for i in segments.placed(2, pattern)] == ["a3"]
 
 
