@@ -172,15 +172,13 @@ def rebuilt_in_backward(flow: Dataflow, saved: frozenset[int]) -> tuple[list[int
 
 def rebuilt_nodes(flow: Dataflow, saved: frozenset[int]) -> set[int]:
     """The nodes that backward must compute again given what is saved. Linear in these, whatever the graph."""
-    rebuilt: set[int] = set()
-    pending = [i for i in flow.needed if i not in saved]
-    rebuilt_from = flow.rebuilt_from
+    done, pending, rebuilt_from = set(saved), list(flow.needed), flow.rebuilt_from
     while pending:
         i = pending.pop()
-        if i not in rebuilt and i not in saved:
-            rebuilt.add(i)
+        if i not in done:
+            done.add(i)
             pending += rebuilt_from[i]
-    return rebuilt
+    return done.difference(saved)
 
 
 def in_forward(flow: Dataflow, saved: frozenset[int]) -> np.ndarray:

@@ -18,7 +18,7 @@ import torch.fx as fx
 from recompile.dataflow import Dataflow
 from recompile.joint import Annotation, JointGraph, Kind
 from recompile.torch_private import RANDOM_FROM_SEED, SEEDS
-from recompile.view_copies import ViewCopy, ops_copied, view_copies
+from recompile.view_copies import CopyTable, ViewCopy, view_copies
 
 aten = torch.ops.aten
 
@@ -102,6 +102,10 @@ class FusionFacts:
         """By buffer: what two kernels that read it share. Of a program's seeds each reads another one."""
         nodes = self.flow.nodes
         return tuple(0 if nodes[b].target is SEEDS else size for b, size in enumerate(self.flow.size_bytes))
+
+    @functools.cached_property
+    def copy_table(self) -> CopyTable:
+        return CopyTable(self.view_copies)
 
     @functools.cached_property
     def read_through(self) -> dict[int, frozenset[int]]:
@@ -241,7 +245,7 @@ def program_ops(
     flags = MUST_BE_STORED * (must[result] | (result < 0)) + HAS_MANY_READERS * (num_readers[result] > 1)
     flags += IS_READ_LATER * (last_reader[result] > stretch)
     may_be_copied = np.zeros(num_nodes, dtype=bool)
-    may_be_copied[ops_copied(facts.view_copies, program, num_nodes)] = True
+    may_be_copied[facts.copy_table.ops_copied(program, num_nodes)] = True
     is_kept = np.zeros(num_nodes, dtype=bool)
     is_kept[list(kept)] = True
     flags += MAY_BE_COPIED * (may_be_copied[ops] & ~is_kept[result] & (result >= 0))
