@@ -34,7 +34,7 @@ def fastest_mixture(
     taken: list[tuple[np.ndarray, np.ndarray]] = []  # per segment its piece, and the better row before it
     for pieces, gradient in zip(choices, gradient_bytes, strict=True):
         after, chosen = np.full(shape, np.inf), np.full(shape, -1, dtype=np.int32)
-        rows, either = best.argmin(axis=0), best.min(axis=0)
+        rows, either = best[1] < best[0], np.minimum(best[0], best[1])
         first, end = NUM_STEPS + 1, 0
         for number, piece in enumerate(pieces):
             needed = max(piece.forward_bytes, piece.backward_bytes + gradient)
