@@ -82,6 +82,11 @@ class FusionFacts:
     kernels: dict[tuple[StoredOp, ...], Any] = field(default_factory=dict, repr=False)
     fits: dict[tuple[int, int], bool] = field(default_factory=dict, repr=False)  # by the numbers of two shapes
 
+    def forget(self) -> None:
+        """Drop what was worked out for plans; equal ops and kernels are one object only from here on."""
+        for known in (self.stored_ops, self.copies, self.kernels):
+            known.clear()
+
     @functools.cached_property
     def is_op(self) -> np.ndarray:
         return np.array(self.flow.is_op, dtype=bool)

@@ -38,6 +38,7 @@ from recompile.work import name_of, words
 WRITES_INTO_A_COPY = words(
     "_unsafe_index_put _unsafe_masked_index_put_accumulate index_add index_put scatter scatter_add scatter_reduce"
 )
+MOST_STEPS = 200_000  # kept for other programs, half a KiB each; 21,000 after the search of a GPT of 96 layers
 WELFORD = words("native_batch_norm native_group_norm std std_mean var var_mean")  # reduced by Welford's algorithm
 
 
@@ -150,6 +151,8 @@ class Timeline:
         indices = np.array(program, dtype=np.int64)
         kernels = self.stretches.kernels(indices, stretches_of(indices, self._numbers[phase]), kept, at_hand)
         fates = lifetimes(kernels, len(self.flow.nodes), kept, releasable.keys())
+        if len(self._steps) > MOST_STEPS:
+            self._steps.clear()
         known = self._steps
         steps = [known.get(key) or self._new_step(*key) for key in zip(kernels, fates, strict=True)]
         live, live_bytes = held_bytes + sum(releasable.values()), []

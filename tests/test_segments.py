@@ -103,11 +103,12 @@ def test_a_pattern_of_one_layer_can_be_placed_in_an_equal_one():
 
 
 def test_what_a_plan_saves_is_told_by_segment():
-    """x, w1 to w3 and a1 before e1; saved are w1, e1, e3 and gw3, which is no node of forward."""
+    """The first segment has a1 and e1 at its end, the others have theirs alone; gw3 is no node of forward."""
     _, flow, segments = cut_at(CHAIN, "e1", "e2", "e3")
     place = {node.name: i for i, node in enumerate(flow.nodes)}
-    saved = frozenset(place[name] for name in ("w1", "e1", "e3", "gw3"))
-    assert segments.patterns(saved) == [frozenset({1, 5}), frozenset(), frozenset({1}), frozenset()]
+    saved = frozenset(place[name] for name in ("a1", "e1", "e3", "gw3"))
+    first = frozenset({place["a1"], place["e1"]})
+    assert segments.patterns(saved) == [first, frozenset(), frozenset({1}), frozenset()]
     assert segments.patterns(frozenset()) == [frozenset()] * 4
 
 
