@@ -8,6 +8,7 @@ released after their last use in backward, as AOTAutograd's boxed calls do.
 from __future__ import annotations
 
 import functools
+from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -57,9 +58,9 @@ class Simulation:
     """A predicted step: one entry a kernel in ``nodes``, ``live_bytes`` and ``seconds``, forward's first."""
 
     num_forward: int
-    nodes: tuple[int, ...]
-    live_bytes: tuple[int, ...]
-    seconds: tuple[float, ...]
+    nodes: array[int]
+    live_bytes: array[int]
+    seconds: array[float]
     saved_bytes: int
 
     @functools.cached_property
@@ -136,8 +137,8 @@ class Timeline:
             "backward", backward_order(flow, saved), frozenset(gradients), releasable, held, frozenset(handed_over)
         )
         saved_bytes = sum(flow.size_bytes[b] for b in handed_over - outputs) + sum(copies.values())
-        columns = (f + b for f, b in zip(forward, backward, strict=True))
-        return Simulation(len(forward[0]), *columns, saved_bytes)
+        columns = zip("qqd", forward, backward, strict=True)  # a search keeps hundreds of plans: numbers, not objects
+        return Simulation(len(forward[0]), *(array(code, f + b) for code, f, b in columns), saved_bytes)
 
     def _run(
         self, phase: str, program: Sequence[int], kept: frozenset[int], releasable: dict[int, int], held_bytes: int,

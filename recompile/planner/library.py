@@ -83,7 +83,7 @@ class Library:
 
     def _read_off(self, simulation: Simulation, kept_bytes: list[int]) -> tuple[list[float], list[int], list[int]]:
         """Per segment: seconds, and the most bytes beyond what is not its own, in forward and in backward."""
-        count, place = len(kept_bytes), self._segment_of_node[list(simulation.nodes)]
+        count, place = len(kept_bytes), self._segment_of_node[np.array(simulation.nodes)]
         earlier = np.cumsum([0, *kept_bytes])[:-1]
         own = np.array(simulation.live_bytes) - earlier[place]
         is_forward = np.arange(len(place)) < simulation.num_forward
