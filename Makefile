@@ -11,7 +11,7 @@ endif
 export CXX
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-lint demo test test-all lint tables gaps aims peaks clock bench bench-full gpu clean
+.PHONY: help env env-lint demo test test-all lint tables gaps aims peaks clock speed bench bench-full gpu clean
 
 # A command with an Inductor cache of its own, removed afterwards: no result of an earlier run is taken for this one's.
 define with_fresh_cache
@@ -55,6 +55,9 @@ peaks: env ## Measure ten models' peaks on the CPU, ours and peers (MODELS="mlp 
 
 clock: env ## Compare predicted with measured step times of plans on the CPU (MODELS="gpt"; half an hour): benchmarks/clock.md
 	@$(PY) -m benchmarks.clock $(MODELS)
+
+speed: env ## Time the planner on GPTs of 6 to 96 layers (LAYERS="6 12"; a quarter of an hour): printed
+	@$(PY) -m benchmarks.speed $(LAYERS)
 
 bench: env ## Ours beside eager, Inductor and checkpointing, two models, in minutes: benchmarks/out/bench.md
 	@$(PY) -m benchmarks.bench --quick $(MODELS)

@@ -104,6 +104,11 @@ class Dataflow:
         return runs
 
     @functools.cached_property
+    def last_rebuilt(self) -> list[frozenset[int] | None]:
+        """What ``rebuilt_nodes`` was last asked for, and its answer: one plan is asked about several times in a row."""
+        return [None, None]
+
+    @functools.cached_property
     def _is_rebuildable(self) -> tuple[bool, ...]:
         return tuple(
             side is not Side.BACKWARD and not is_input for side, is_input in zip(self.side, self.is_input, strict=True)
@@ -170,16 +175,18 @@ def rebuilt_in_backward(flow: Dataflow, saved: frozenset[int]) -> tuple[list[int
     return sorted(rebuilt), sorted(inputs | flow.needed_inputs)
 
 
-def rebuilt_nodes(flow: Dataflow, saved: frozenset[int]) -> set[int]:
+def rebuilt_nodes(flow: Dataflow, saved: frozenset[int]) -> frozenset[int]:
     """The nodes that backward must compute again given what is saved. Linear in these, whatever the graph."""
-    rebuilt: set[int] = set()
-    pending = [i for i in flow.needed if i not in saved]
-    rebuilt_from = flow.rebuilt_from
+    if flow.last_rebuilt[0] == saved:
+        return flow.last_rebuilt[1]
+    done, pending, rebuilt_from = set(saved), list(flow.needed), flow.rebuilt_from
     while pending:
         i = pending.pop()
-        if i not in rebuilt and i not in saved:
-            rebuilt.add(i)
+        if i not in done:
+            done.add(i)
             pending += rebuilt_from[i]
+    rebuilt = frozenset(done.difference(saved))
+    flow.last_rebuilt[:] = saved, rebuilt
     return rebuilt
 
 

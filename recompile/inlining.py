@@ -19,7 +19,7 @@ from recompile.channels_last import IN_MEMORY, lying_channels_last, on_cpu
 from recompile.dataflow import Dataflow
 from recompile.joint import Annotation, JointGraph, Kind
 from recompile.torch_private import RANDOM_FROM_SEED, SEEDS
-from recompile.view_copies import ViewCopy, ops_copied, view_copies
+from recompile.view_copies import CopyTable, ViewCopy, view_copies
 
 aten = torch.ops.aten
 
@@ -83,6 +83,11 @@ class FusionFacts:
     kernels: dict[tuple[StoredOp, ...], Any] = field(default_factory=dict, repr=False)
     fits: dict[tuple[int, int], bool] = field(default_factory=dict, repr=False)  # by the numbers of two shapes
 
+    def forget(self) -> None:
+        """Drop what was worked out for plans; equal ops and kernels are one object only from here on."""
+        for known in (self.stored_ops, self.copies, self.kernels):
+            known.clear()
+
     @functools.cached_property
     def is_op(self) -> np.ndarray:
         return np.array(self.flow.is_op, dtype=bool)
@@ -103,6 +108,10 @@ class FusionFacts:
         """By buffer: what two kernels that read it share. Of a program's seeds each reads another one."""
         nodes = self.flow.nodes
         return tuple(0 if nodes[b].target is SEEDS else size for b, size in enumerate(self.flow.size_bytes))
+
+    @functools.cached_property
+    def copy_table(self) -> CopyTable:
+        return CopyTable(self.view_copies)
 
     @functools.cached_property
     def read_through(self) -> dict[int, frozenset[int]]:
@@ -248,7 +257,7 @@ def program_ops(
     flags = MUST_BE_STORED * (must[result] | (result < 0)) + HAS_MANY_READERS * (num_readers[result] > 1)
     flags += IS_READ_LATER * (last_reader[result] > stretch)
     may_be_copied = np.zeros(num_nodes, dtype=bool)
-    may_be_copied[ops_copied(facts.view_copies, program, num_nodes)] = True
+    may_be_copied[facts.copy_table.ops_copied(program, num_nodes)] = True
     is_kept = np.zeros(num_nodes, dtype=bool)
     is_kept[list(kept)] = True
     flags += MAY_BE_COPIED * (may_be_copied[ops] & ~is_kept[result] & (result >= 0))

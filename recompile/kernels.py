@@ -13,6 +13,7 @@ from recompile.inlining import FusionFacts, OpShape, StoredOp
 
 # What a kernel does with a buffer: bits of one number.
 MADE, ALWAYS_STORED, LOOPED = 1, 2, 4
+ROLES = 8  # numbers that they can make
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,18 +37,24 @@ class Kernel:
         return tuple(chain.from_iterable(op.makes for op in self.ops))
 
     @functools.cached_property
-    def touches(self) -> np.ndarray:
-        """What it makes, then what else it reads."""
-        return np.array([*self.makes, *sorted(self.reads.difference(self.makes))], dtype=np.int64)
+    def uses(self) -> np.ndarray:
+        """The buffers that it makes, then what else it reads: each times ROLES, plus the bits of its role."""
+        bits = MADE if self.is_extern else MADE | LOOPED
+        made = [b * ROLES + (bits | ALWAYS_STORED if self.is_extern or b in self.spills else bits) for b in self.makes]
+        read = [b * ROLES for b in sorted(self.reads.difference(self.makes))]
+        return np.array(made + read, dtype=np.int64)
 
-    @functools.cached_property
-    def roles(self) -> np.ndarray:
-        """Of the buffers in ``touches``."""
-        made = [
-            MADE | (ALWAYS_STORED if self.is_extern or b in self.spills else 0) | (0 if self.is_extern else LOOPED)
-            for b in self.makes
-        ]
-        return np.array(made + [0] * (len(self.touches) - len(made)), dtype=np.int64)
+    @property
+    def touches(self) -> np.ndarray:
+        """The buffers in ``uses``."""
+        return self.uses // ROLES
+
+
+def joined_uses(kernels: Sequence[Kernel]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The buffers that kernels touch, one kernel's after the other's, their roles, and of each kernel how many."""
+    uses = [kernel.uses for kernel in kernels]
+    packed, counts = np.concatenate(uses), np.array([*map(len, uses)], dtype=np.int64)
+    return packed // ROLES, packed % ROLES, counts
 
 
 def kernel_of(facts: FusionFacts, ops: tuple[StoredOp, ...]) -> Kernel:
@@ -64,9 +71,8 @@ def in_order(kernels: Sequence[Kernel]) -> list[Kernel]:
     """Topological order: kernels by their first op, each preceded by what it needs (depth first, as Inductor sorts)."""
     if not kernels:
         return []
-    buffers = np.concatenate([kernel.touches for kernel in kernels])
-    user = np.repeat(np.arange(len(kernels)), [len(kernel.touches) for kernel in kernels])
-    is_made = (np.concatenate([kernel.roles for kernel in kernels]) & MADE) > 0
+    buffers, roles, counts = joined_uses(kernels)
+    user, is_made = np.repeat(np.arange(len(kernels)), counts), (roles & MADE) > 0
     maker = np.full(buffers.max(initial=0) + 1, -1)
     maker[buffers[is_made]] = user[is_made]
     must_wait = set(user[maker[buffers] > user].tolist())  # for kernels that stand after them

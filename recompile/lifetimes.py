@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from recompile.kernels import ALWAYS_STORED, LOOPED, MADE, Kernel
+from recompile.kernels import ALWAYS_STORED, LOOPED, MADE, Kernel, joined_uses
 
 # What happens to a buffer while a kernel runs: bits of one number. WRITTEN: allocated by it; DIES: freed after it;
 # FROM_LOOP: made by a generated loop, here or before.
@@ -26,10 +26,8 @@ def lifetimes(
     """
     if not kernels:
         return []
-    ends = np.cumsum([len(kernel.touches) for kernel in kernels])
-    buffers = np.concatenate([kernel.touches for kernel in kernels])
-    roles = np.concatenate([kernel.roles for kernel in kernels])
-    user = np.repeat(np.arange(len(kernels)), np.diff(ends, prepend=0))
+    buffers, roles, counts = joined_uses(kernels)
+    ends, user = np.cumsum(counts), np.repeat(np.arange(len(kernels)), counts)
     made = (roles & MADE) > 0
     is_kept, is_stored, is_mortal, is_looped = np.zeros((4, num_buffers), dtype=bool)
     is_kept[list(kept)] = True

@@ -97,13 +97,14 @@ class CutProblem:
 
     def _without_unread(self, saved: set[int]) -> tuple[int, ...]:
         """The saved values that rebuilding what is needed really reads; saving at no cost leaves others in the cut."""
-        pending, seen = list(self.needed), set(self.needed)
+        pending, rebuilt, sources = list(self.needed), set(), self.sources
         while pending:
             value = pending.pop()
-            fresh = [] if value in saved else [v for v in self.sources[value] if v not in seen]
-            seen.update(fresh)
-            pending.extend(fresh)
-        return tuple(sorted(saved & seen))
+            if value not in rebuilt and value not in saved:
+                rebuilt.add(value)
+                pending += sources[value]
+        read = set(self.needed).union(*map(sources.__getitem__, rebuilt))
+        return tuple(sorted(saved & read))
 
     def _check_feasible(self, is_unrepeatable: np.ndarray, is_unsavable: np.ndarray) -> None:
         """Raise if a value that cannot be recomputed reaches a need through values that cannot be saved."""

@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +36,7 @@ MOST_KERNELS_KEPT = 128
 # Kernels are numbered in the order in which they begin: the stretch in the high bits, so that a change in one stretch
 # leaves the numbers in others alone.
 FIRST_BIRTH = 2**32
-
+MOST_KNOWN = 500_000  # stretches, states and ops kept, half a KiB each; 120,000 after the search of a 96-layer GPT
 IS_SINGLE_READ, IS_READ_AGAIN = 1, 2  # bits: one stored op reads a buffer; one of a later stretch does
 
 
@@ -117,6 +118,11 @@ class Stretches:
         self.facts = facts
         self.num_stored = 0
         self.num_fused = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin anew; stretches and states are known by what they are made of, so all of it goes together."""
+        self.facts.forget()
         self._stored: dict[tuple, Stretch] = {}
         self._fused: dict[tuple, Fused] = {}
         self._changes: dict[tuple, Change] = {}
@@ -132,6 +138,9 @@ class Stretches:
 
         ``stretch``: the number of the stretch of each node, ascending.
         """
+        kept_for_others = (self._stored, self._fused, self._changes, self._states, self.facts.stored_ops)
+        if sum(map(len, kept_for_others)) > MOST_KNOWN:
+            self._forget()
         return self._fuse_all(self._store_all(program_ops(self.facts, program, stretch, kept, at_hand)))
 
     # What goes to memory
@@ -386,5 +395,4 @@ def stretches_of(program: np.ndarray, numbers: tuple[np.ndarray, np.ndarray]) ->
     return np.maximum.accumulate(np.maximum.accumulate(first[program]) + second[program])
 
 
-def _birth(pair: tuple[int, Kernel]) -> int:
-    return pair[0]
+_birth = itemgetter(0)

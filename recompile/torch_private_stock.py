@@ -9,6 +9,12 @@ import networkx
 import torch.fx as fx
 from networkx.algorithms.flow import boykov_kolmogorov
 from torch._functorch import partitioners
+from torch.fx._lazy_graph_module import _LazyGraphModule
+
+
+def uncompiled_module(root: fx.GraphModule | None, graph: fx.Graph) -> fx.GraphModule:
+    """A module of the graph of which no code is made, since nobody runs it."""
+    return _LazyGraphModule(root or {}, graph)
 
 
 def stock_saved_values(joint: fx.GraphModule, num_fwd_outputs: int, ratio: float) -> list[fx.Node]:

@@ -42,7 +42,11 @@ class Frontier:
 
 def frontier_of(joint: JointGraph, hardware: Hardware) -> Frontier:
     """The frontier of an annotated graph, from one search: as ``mincut`` would answer any budget."""
-    search = Search(joint, hardware)
+    return frontier_of_search(Search(joint, hardware), hardware)
+
+
+def frontier_of_search(search: Search, hardware: Hardware) -> Frontier:
+    """The plans that a search has met, with bounds."""
     plans = search.pool.frontier()
     certificate = Certificate(search.pool.timeline)
     for plan in plans[:: max(1, len(plans) // NUM_BOUNDED)]:

@@ -9,6 +9,7 @@ made of, which lives on until then.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,14 +63,27 @@ def ops_behind(flow: Dataflow, node: int) -> frozenset[int]:
     return frozenset(found)
 
 
-def ops_copied(copies: tuple[ViewCopy, ...], program: np.ndarray, num_nodes: int) -> list[int]:
-    """The ops whose result the program writes out as a view of it only, if few enough values go into it."""
-    if not copies:
-        return []
-    runs = np.zeros(num_nodes, dtype=bool)
-    runs[program] = True
-    return [
-        copy.op
-        for copy in copies
-        if runs[copy.view] and any(runs[list(copy.products)]) and np.count_nonzero(runs[list(copy.readers)]) > 1
-    ]
+class CopyTable:
+    """The copies of one graph as arrays. ``readers`` and ``products`` of one after those of the other."""
+
+    def __init__(self, copies: tuple[ViewCopy, ...]):
+        self.op = np.array([copy.op for copy in copies], dtype=np.int64)
+        self.view = np.array([copy.view for copy in copies], dtype=np.int64)
+        self.readers, self.first_reader = joined([copy.readers for copy in copies])
+        self.products, self.first_product = joined([sorted(copy.products) for copy in copies])
+
+    def ops_copied(self, program: np.ndarray, num_nodes: int) -> np.ndarray:
+        """The ops whose result the program writes out as a view of it only, if few enough values go into it."""
+        if not len(self.op):
+            return self.op
+        runs = np.zeros(num_nodes, dtype=np.int64)
+        runs[program] = 1
+        num_readers = np.add.reduceat(runs[self.readers], self.first_reader)
+        num_products = np.add.reduceat(runs[self.products], self.first_product)
+        return self.op[(runs[self.view] > 0) & (num_products > 0) & (num_readers > 1)]
+
+
+def joined(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows that are not empty, one after the other, and where each begins."""
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    return np.array([i for row in rows for i in row], dtype=np.int64), np.cumsum(lengths) - lengths

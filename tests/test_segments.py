@@ -98,8 +98,18 @@ def test_layers_with_random_numbers_of_their_own_are_equal():
 def test_a_pattern_of_one_layer_can_be_placed_in_an_equal_one():
     _, flow, segments = cut_at(CHAIN, "e1", "e2", "e3")
     a2 = next(i for i, node in enumerate(flow.nodes) if node.name == "a2")
-    pattern = segments.pattern(1, frozenset({a2, 4}))
+    pattern = segments.patterns(frozenset({a2, 4}))[1]
     assert [flow.nodes[i].name for i in segments.placed(2, pattern)] == ["a3"]
+
+
+def test_what_a_plan_saves_is_told_by_segment():
+    """The first segment has a1 and e1 at its end, the others have theirs alone; gw3 is no node of forward."""
+    _, flow, segments = cut_at(CHAIN, "e1", "e2", "e3")
+    place = {node.name: i for i, node in enumerate(flow.nodes)}
+    saved = frozenset(place[name] for name in ("a1", "e1", "e3", "gw3"))
+    first = frozenset({place["a1"], place["e1"]})
+    assert segments.patterns(saved) == [first, frozenset(), frozenset({1}), frozenset()]
+    assert segments.patterns(frozenset()) == [frozenset()] * 4
 
 
 # Pieces

@@ -219,7 +219,7 @@ def make(checkout, *arguments, **environment):
 def test_make_alone_lists_every_target_one_a_line(checkout):
     done = make(checkout)
     assert done.returncode == 0, done.stderr
-    targets = ["help", "env", "demo", "test", "test-all", "lint", "tables", "gaps", "aims", "peaks", "clock"]
+    targets = ["help", "env", "demo", "test", "test-all", "lint", "tables", "gaps", "aims", "peaks", "clock", "speed"]
     targets += ["bench", "bench-full", "gpu", "clean"]
     assert [line.split()[:2] for line in done.stdout.splitlines()] == [["make", target] for target in targets]
 

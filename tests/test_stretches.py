@@ -50,9 +50,12 @@ def figures(simulation):
     return [(m.phase, m.node, m.live_bytes, m.seconds) for m in simulation.moments], simulation.saved_bytes
 
 
-@pytest.mark.parametrize(("nodes", "most_open"), [(3, 128), (7, 128), (3, 2), (1000, 128)])
+@pytest.mark.parametrize(
+    ("nodes", "most_open", "most_known"),
+    [(3, 128, 10**6), (7, 128, 10**6), (3, 2, 10**6), (1000, 128, 10**6), (3, 128, 0), (7, 128, 40)],
+)
 @pytest.mark.parametrize("device", ["meta", "cpu"])
-def test_plans_simulated_one_after_the_other_are_what_each_is_by_itself(nodes, most_open, device):
+def test_plans_simulated_one_after_the_other_are_what_each_is_by_itself(nodes, most_open, most_known, device):
     @settings(max_examples=25, derandomize=True, deadline=None)
     @given(graphs())
     def check(drawn):
@@ -68,6 +71,8 @@ def test_plans_simulated_one_after_the_other_are_what_each_is_by_itself(nodes, m
         mock.patch("recompile.stretches.NODES_PER_STRETCH", nodes),
         mock.patch("recompile.stretches.NODES_PER_REBUILT_STRETCH", nodes + 2),
         mock.patch("recompile.stretches.MOST_KERNELS_KEPT", most_open),
+        mock.patch("recompile.stretches.MOST_KNOWN", most_known),
+        mock.patch("recompile.timeline.MOST_STEPS", most_known),
     ):
         check()
 

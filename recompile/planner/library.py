@@ -35,6 +35,16 @@ class Piece:
     needs_boundary: bool = False
     keeps_boundary: bool = True
 
+    def is_as_careful_as(self, other: Piece) -> bool:
+        """Whether no figure of the other, the same way to treat a segment, is above this one's."""
+        return (
+            other.saved_bytes <= self.saved_bytes
+            and other.seconds <= self.seconds
+            and other.forward_bytes <= self.forward_bytes
+            and other.backward_bytes <= self.backward_bytes
+            and other.keeps_boundary == self.keeps_boundary
+        )
+
     @property
     def costs(self) -> tuple[float, ...]:
         """What to have less of."""
@@ -54,25 +64,26 @@ class Library:
         self.gradient_bytes = gradients_of_later_segments(timeline, segments)
         self._best: dict[str, list[Piece]] = {}
         self._segment_of_node = np.array(segments.of_node)
+        self._buffer = np.array(timeline.flow.buffer)
+        self._bytes_to_keep = bytes_to_keep(timeline)
 
     def measure(self, candidate: Candidate) -> None:
         """Add the pieces of a plan, but for those beside a boundary that it rebuilds."""
         segments, flow, count = self.segments, self.timeline.flow, len(self.segments)
-        kept_bytes = self._kept_bytes(candidate.saved)
+        kept_bytes, patterns = self._kept_bytes(candidate.saved), segments.patterns(candidate.saved)
         seconds, forward, backward = self._read_off(candidate.simulation, kept_bytes)
         kept = [False, *(b in candidate.saved for b in segments.boundaries), False]
         rebuilt = [False, *(flow.op[b] in candidate.recomputed for b in segments.boundaries), False]
         for k in range(count):
             if all(not rebuilt[side] or kept[side] for side in (k, k + 1)):
-                pattern = segments.pattern(k, candidate.saved)
                 piece = Piece(
-                    pattern, kept_bytes[k], seconds[k], forward[k], backward[k], kept[k], kept[k + 1]
+                    patterns[k], kept_bytes[k], seconds[k], forward[k], backward[k], kept[k], kept[k + 1]
                 )  # fmt: skip
                 self._add(segments.kind[k], piece)
 
     def _read_off(self, simulation: Simulation, kept_bytes: list[int]) -> tuple[list[float], list[int], list[int]]:
         """Per segment: seconds, and the most bytes beyond what is not its own, in forward and in backward."""
-        count, place = len(kept_bytes), self._segment_of_node[list(simulation.nodes)]
+        count, place = len(kept_bytes), self._segment_of_node[np.array(simulation.nodes)]
         earlier = np.cumsum([0, *kept_bytes])[:-1]
         own = np.array(simulation.live_bytes) - earlier[place]
         is_forward = np.arange(len(place)) < simulation.num_forward
@@ -93,6 +104,8 @@ class Library:
     def _add(self, kind: str, piece: Piece) -> None:
         key = (piece.pattern, piece.needs_boundary)
         known = self.pieces[kind].get(key)
+        if known is not None and known.is_as_careful_as(piece):
+            return
         careful = piece if known is None else Piece(
             piece.pattern,
             max(piece.saved_bytes, known.saved_bytes),
@@ -102,18 +115,15 @@ class Library:
             piece.needs_boundary,
             piece.keeps_boundary,
         )  # fmt: skip
-        if careful != known:
-            self.pieces[kind][key] = careful
-            self._best.pop(kind, None)
+        self.pieces[kind][key] = careful
+        self._best.pop(kind, None)
 
     def _kept_bytes(self, saved: frozenset[int]) -> list[int]:
-        flow, segments = self.timeline.flow, self.segments
-        outputs = {flow.buffer[i] for i in flow.fwd_outputs}
-        kept = [0] * len(segments)
-        for buffer in {flow.buffer[i] for i in saved} - outputs:
-            if not flow.is_input[buffer]:
-                kept[segments.of_node[buffer]] += flow.size_bytes[buffer]
-        return kept
+        """Per segment: bytes of its values that are kept for backward alone."""
+        buffers = np.unique(self._buffer[list(saved)]) if saved else np.zeros(0, dtype=np.int64)
+        kept = np.zeros(len(self.segments), dtype=np.int64)
+        np.add.at(kept, self._segment_of_node[buffers], self._bytes_to_keep[buffers])
+        return kept.tolist()
 
 
 def unbeaten(pieces: Sequence[Piece]) -> list[bool]:
@@ -126,6 +136,15 @@ def unbeaten(pieces: Sequence[Piece]) -> list[bool]:
         if keep[-1]:
             kept.append(k)
     return keep
+
+
+def bytes_to_keep(timeline: Timeline) -> np.ndarray:
+    """By buffer: what keeping it adds, 0 for inputs and outputs of forward, which are alive anyway."""
+    flow = timeline.flow
+    found = np.array(flow.size_bytes, dtype=np.int64)
+    found[np.array(flow.is_input)] = 0
+    found[[flow.buffer[i] for i in flow.fwd_outputs]] = 0
+    return found
 
 
 def gradients_of_later_segments(timeline: Timeline, segments: Segments) -> list[int]:

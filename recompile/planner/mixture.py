@@ -30,22 +30,25 @@ def fastest_mixture(
     shape = (2, NUM_STEPS + 1)  # boundary not kept, kept
     best = np.full(shape, np.inf)
     best[0, 0] = 0.0
+    low, high = 0, 1  # best is infinite outside of these places
     taken: list[tuple[np.ndarray, np.ndarray]] = []  # per segment its piece, and the better row before it
-    for k, pieces in enumerate(choices):
+    for pieces, gradient in zip(choices, gradient_bytes, strict=True):
         after, chosen = np.full(shape, np.inf), np.full(shape, -1, dtype=np.int32)
-        rows, either = best.argmin(axis=0), best.min(axis=0)
+        rows, either = best[1] < best[0], np.minimum(best[0], best[1])
+        first, end = NUM_STEPS + 1, 0
         for number, piece in enumerate(pieces):
-            needed = max(piece.forward_bytes, piece.backward_bytes + gradient_bytes[k])
+            needed = max(piece.forward_bytes, piece.backward_bytes + gradient)
             kept = round(piece.saved_bytes / step_bytes)
-            count = min((limit_bytes - needed) // step_bytes, NUM_STEPS - kept) + 1  # places before this segment
-            if count > 0:
-                seconds = (best[1] if piece.needs_boundary else either)[:count] + piece.seconds
-                place = (int(piece.keeps_boundary), slice(kept, kept + count))
+            last = min((limit_bytes - needed) // step_bytes, NUM_STEPS - kept, high - 1)  # place before this segment
+            if last >= low:
+                seconds = (best[1] if piece.needs_boundary else either)[low : last + 1] + piece.seconds
+                place = (int(piece.keeps_boundary), slice(low + kept, last + 1 + kept))
                 better = seconds < after[place]
-                after[place][better] = seconds[better]
-                chosen[place][better] = number
+                np.copyto(after[place], seconds, where=better)
+                np.copyto(chosen[place], number, where=better)
+                first, end = min(first, low + kept), max(end, last + 1 + kept)
         taken.append((chosen, rows))
-        best = after
+        best, low, high = after, first, end
     if not np.isfinite(best).any():
         return None
     row, place = (int(i) for i in np.unravel_index(best.argmin(), shape))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,9 +59,9 @@ class CutNetwork:
         recompute, save, held = self._seconds
         save = save + price * held
         if forced:
-            recompute = np.where([node in forced for node in self.candidates], math.inf, recompute)
+            recompute = np.where(self._among_candidates(forced), math.inf, recompute)
         if excluded:
-            save = np.where([node in excluded for node in self.candidates], math.inf, save)
+            save = np.where(self._among_candidates(excluded), math.inf, save)
         costs = scaled(np.concatenate([recompute, save]))
         count = len(self.candidates)
         try:
@@ -70,12 +71,17 @@ class CutNetwork:
             raise contradiction(self.joint, self.flow, path) from None
         return frozenset(self.candidates[position] for position in choice.saved)
 
+    def _among_candidates(self, nodes: Collection[int]) -> np.ndarray:
+        """By candidate, whether it is one of the nodes."""
+        found = np.zeros(len(self.flow.nodes), dtype=bool)
+        found[list(nodes)] = True
+        return found[list(self.candidates)]
+
     def cost_of(self, saved: frozenset[int]) -> tuple[float, int]:
         """Seconds of a choice at price 0, and the bytes that it saves."""
         rebuilt = rebuilt_nodes(self.flow, saved)
         recompute, save, held = self._seconds
-        is_saved = np.array([i in saved for i in self.candidates], dtype=bool)
-        is_rebuilt = np.array([i in rebuilt for i in self.candidates], dtype=bool)
+        is_saved, is_rebuilt = self._among_candidates(saved), self._among_candidates(rebuilt)
         return float(save[is_saved].sum() + recompute[is_rebuilt].sum()), int(held[is_saved].sum())
 
 

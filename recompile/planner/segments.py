@@ -38,9 +38,13 @@ class Segments:
     def __len__(self) -> int:
         return len(self.first)
 
-    def pattern(self, k: int, saved: frozenset[int]) -> frozenset[int]:
-        """What a plan saves of segment k, as offsets from its first node."""
-        return frozenset(i - self.first[k] for i in saved if self.first[k] <= i <= self.last[k])
+    def patterns(self, saved: frozenset[int]) -> list[frozenset[int]]:
+        """What a plan saves of each segment, as offsets from its first node."""
+        ascending = sorted(saved)
+        starts = [bisect.bisect_left(ascending, first) for first in self.first]
+        ends = [*starts[1:], bisect.bisect_right(ascending, self.last[-1])]
+        parts = (ascending[start:end] for start, end in zip(starts, ends, strict=True))
+        return [frozenset([i - first for i in part]) for first, part in zip(self.first, parts, strict=True)]
 
     def placed(self, k: int, pattern: frozenset[int]) -> frozenset[int]:
         """The nodes of segment k that a pattern of an equal segment saves."""
@@ -62,6 +66,7 @@ def _segment_of_nodes(flow: Dataflow, place: list[int]) -> list[int]:
     """Forward's nodes by position. Backward's where they read forward values: the latest of those; else where their
     gradients come from. What only backward needs belongs to the latest of what it reads."""
     found: list[int] = []
+    end = max(place, default=0)
     for i, side in enumerate(flow.side):
         if i < len(place) and side is not Side.BACKWARD:
             found.append(place[i])
@@ -69,7 +74,6 @@ def _segment_of_nodes(flow: Dataflow, place: list[int]) -> list[int]:
         inputs = [a for a in flow.inputs[i] if not flow.is_input[flow.buffer[a]]]
         forward = [found[a] for a in inputs if flow.side[a] is not Side.BACKWARD]
         gradients = [found[a] for a in inputs if flow.side[a] is Side.BACKWARD]
-        end = max(place, default=0)
         found.append(max(forward, default=min(gradients, default=end)))
     return found
 

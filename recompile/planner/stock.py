@@ -14,7 +14,7 @@ from recompile.joint import Budget, JointGraph, Plan
 from recompile.planner.finish import check_budget, plan_from
 from recompile.planner.pool import Pool
 from recompile.timeline import Timeline
-from recompile.torch_private_stock import stock_saved_values
+from recompile.torch_private_stock import stock_saved_values, uncompiled_module
 
 RATIOS = (1.0, 0.75, 0.5, 0.25, 0.1, 0.0)
 
@@ -36,7 +36,7 @@ def stock_saved_set(joint: JointGraph, flow: Dataflow, ratio: float) -> frozense
     mapping: dict[fx.Node, fx.Node] = {}
     twin = fx.Graph()
     twin.output(twin.graph_copy(joint.graph, mapping))
-    module = fx.GraphModule(joint.graph.owning_module or {}, twin)
+    module = uncompiled_module(joint.graph.owning_module, twin)
     original = {copied: node for node, copied in mapping.items()}
     saved = stock_saved_values(module, joint.num_fwd_outputs, ratio)
     return frozenset(flow.index[original[n]] for n in saved if n in original and n.op != "placeholder")
