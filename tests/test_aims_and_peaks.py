@@ -10,6 +10,7 @@ from benchmarks import aims, aims_text, peaks, peaks_text, verdicts
 from benchmarks.models import Recipe, checkpointed
 from benchmarks.reference import build
 from benchmarks.store import Store, text_of
+from recompile.planner import mincut
 
 GIB = 2**30
 
@@ -138,7 +139,8 @@ def program(code, true, key="k", est=None, roofline=None, simulated=None):
     return {
         "key": key, "code_bytes": code * GIB, "est_bytes": (est or code) * GIB, "true_seconds": true / 1e3,
         "roofline_seconds": (roofline or true) / 1e3, "simulated_bytes": (simulated or code) * GIB,
-        "simulated_seconds": true / 1e3, "planning_seconds": 1.0,
+        "simulated_true_seconds": true / 1e3, "simulated_roofline_seconds": (roofline or true) / 1e3,
+        "planning_seconds": 1.0,
     }  # fmt: skip
 
 
@@ -173,6 +175,31 @@ def test_the_summary_of_aims_counts_each_program_once():
     text = aims_text.summary([found])
     assert "| m | 4 | 1.000 | yes | 1.000 | 4 of 4 |" in text
     assert "| m | code / true | 4 | 4.00 / 5.00 |" in text
+
+
+def test_a_row_shows_the_simulated_time_that_it_is_in_and_the_prediction_the_true_one():
+    plans = [program(4 - i / 2, 7.0 + i, key=str(i), roofline=5.0) for i in range(4)]
+    rows = [{"aim": aim_of("code", "roofline", 4.0, 5.0), **plan} for plan in plans]
+    text = aims_text.summary([{"model": "m", "fixed_bytes": 0, "rows": rows, "shares": [], "duels": []}])
+    assert "| m | code / roofline | 4 | 4.00 / 5.00 |" in text
+    assert "| m | 4 | 1.000 | yes |" in text and "| +0.0% | 1.0 |" in text
+
+
+def test_a_row_is_planned_for_the_time_that_it_is_in(tmp_path, monkeypatch):
+    asked = []
+
+    def planner(joint, hardware, budget):
+        asked.append(hardware.counts_spills)
+        return mincut(joint, hardware, budget)
+
+    monkeypatch.setattr(aims, "mincut", planner)
+    monkeypatch.setattr(aims.Subject, "program", lambda self, by, halves, patches: program(0.0, 1.0, roofline=1.0))
+    monkeypatch.setattr(aims, "build", lambda name: (torch.nn.Linear(4, 4, device="meta"), torch.empty(2, 4)))
+    aims_in = [aims.Aim("tiny", "code", time, 1.0, None, (1.0, None)) for time in ("roofline", "true")]
+    monkeypatch.setattr(aims, "AIMS", aims_in)
+    rows = aims.Subject("tiny", Store(tmp_path)).rows()
+    assert asked == [False, True]
+    assert [row["simulated_true_seconds"] >= row["simulated_roofline_seconds"] > 0 for row in rows] == [True, True]
 
 
 def test_a_reference_model_has_the_size_that_its_name_says():
