@@ -61,7 +61,7 @@ def aim_row(row: dict[str, Any]) -> list[str]:
     aim = row["aim"]
     simulated_seconds = row[f"simulated_{aim['time']}_seconds"]
     return [
-        aim["model"], f"{aim['peak']} / {aim['time']}", "floor" if aim["is_floor"] else f"{aim['gib']:g}",
+        aim["model"], f"{aim['peak']} / {aim['time']}", "floor" if aim["ms"] is None else f"{aim['gib']:g}",
         f"{gib(row['simulated_bytes'])} / {ms(simulated_seconds)}",
         gib(row["first_bytes"]) if "first_bytes" in row else "-", gib(row["code_bytes"]), gib(row["est_bytes"]),
         ms(row["roofline_seconds"]), ms(row["true_seconds"]), pair(*aim["prototype"]), pair(aim["gib"], aim["ms"]),

@@ -145,7 +145,7 @@ def program(code, true, key="k", est=None, roofline=None, simulated=None):
 
 
 def aim_of(peak, time, gib, ms):
-    return {"model": "m", "peak": peak, "time": time, "gib": gib, "ms": ms, "prototype": (9.0, 9.0), "is_floor": False}
+    return {"model": "m", "peak": peak, "time": time, "gib": gib, "ms": ms, "prototype": (9.0, 9.0)}
 
 
 def test_an_aim_is_reached_in_the_peak_and_the_time_that_it_is_stated_in():
@@ -195,11 +195,30 @@ def test_a_row_is_planned_for_the_time_that_it_is_in(tmp_path, monkeypatch):
     monkeypatch.setattr(aims, "mincut", planner)
     monkeypatch.setattr(aims.Subject, "program", lambda self, by, halves, patches: program(0.0, 1.0, roofline=1.0))
     monkeypatch.setattr(aims, "build", lambda name: (torch.nn.Linear(4, 4, device="meta"), torch.empty(2, 4)))
-    aims_in = [aims.Aim("tiny", "code", time, 1.0, None, (1.0, None)) for time in ("roofline", "true")]
+    aims_in = [aims.Aim("tiny", "code", time, 1.0, 9.0, (1.0, 9.0)) for time in ("roofline", "true")]
     monkeypatch.setattr(aims, "AIMS", aims_in)
     rows = aims.Subject("tiny", Store(tmp_path)).rows()
     assert asked == [False, True]
     assert [row["simulated_true_seconds"] >= row["simulated_roofline_seconds"] > 0 for row in rows] == [True, True]
+
+
+def test_a_plan_is_asked_for_less_where_its_program_misses_and_for_more_where_that_left_room(monkeypatch):
+    """The program takes 2 GiB more than simulated above 5.1 and 1 GiB more up to there; the smallest plan takes 3."""
+    subject, asked = aims.Subject.__new__(aims.Subject), []
+    subject.fixed_bytes = 0
+
+    def plan(limit, by):
+        asked.append(limit / GIB)
+        simulated = max(limit / GIB, 3.0)
+        return program(simulated + (2 if simulated > 5.1 else 1), 100 - simulated, simulated=simulated)
+
+    subject.plan = plan
+    found = subject.plan_for(6.5 * GIB, "code")
+    assert asked == pytest.approx([6.5, 4.5, 5.5, 5.0], abs=0.02)
+    assert found["code_bytes"] == pytest.approx(6.0 * GIB, rel=0.01) and found["tries"] == 4
+    asked.clear()
+    assert subject.plan_for(2 * GIB, "code")["code_bytes"] == 4 * GIB  # nothing is smaller
+    assert asked == [2]
 
 
 def test_a_reference_model_has_the_size_that_its_name_says():
