@@ -3,7 +3,9 @@
 Nothing runs on a GPU and nothing of a model's size is allocated. A plan becomes Inductor's own program
 (``recompile.gpu``), and that program's figures count: ``code``, the peak replayed from its allocations; ``est``,
 Inductor's estimate of it; ``roofline``, the sum over its kernels; ``true``, the same with what kernels spill. GiB are
-with parameters. A plan whose program misses the GiB that were asked for is planned again for that much less.
+with parameters. A row is planned for the time that it is in, those in "roofline" with ``counts_spills`` off; a row
+without ms is the smallest plan. A plan whose program misses the GiB that were asked for is planned again for that much
+less, and for more where that leaves room.
 
 Programs are kept by their graphs' text, so a changed planner makes only those anew that changed; a model is planned
 anew when any source changed. Results are in results/aims, the summary in aims.md beside this file.
@@ -16,7 +18,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,7 @@ STORE = Store(HERE / "results" / "aims")
 HARDWARE = "planner-h100"
 GIB = 2**30
 MAX_TRIES = 4  # plans for one row, each asked for what the program before it missed by less
+UNUSED_SHARE = 0.005  # of the GiB asked for: with more left over a plan for a larger peak is tried
 SLACK = 0.001  # of the GiB asked for: rounding of the aims
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.1, 0.0)  # plans for the rank correlation, beside those of the rows
 PROGRAM_SOURCES = ("gpu.py", "replay.py", "torch_private_gpu.py", "torch_private_lowering.py", "work.py")
@@ -54,7 +57,7 @@ PROGRAM_SOURCES = ("gpu.py", "replay.py", "torch_private_gpu.py", "torch_private
 
 @dataclass(frozen=True)
 class Aim:
-    """A row of the table: GiB with parameters and ms, in which peak and which time. ``gib`` None: the floor."""
+    """A row of the table: GiB with parameters and ms, in which peak and which time. ``ms`` None: the floor."""
 
     model: str
     peak: str  # "est" or "code"
@@ -62,7 +65,6 @@ class Aim:
     gib: float
     ms: float | None
     prototype: tuple[float, float | None]
-    is_floor: bool = False
 
 
 AIMS = (
@@ -72,13 +74,13 @@ AIMS = (
     Aim("llama-4x2048", "est", "roofline", 2.7, 7.1, (2.80, 7.11)),
     Aim("llama-4x2048", "est", "roofline", 1.6, 7.6, (1.70, 7.63)),
     Aim("llama-4x2048", "est", "roofline", 1.3, 7.8, (1.41, 7.80)),
-    Aim("llama-4x2048", "est", "roofline", 1.0, 9.0, (1.02, 9.39), is_floor=True),
+    Aim("llama-4x2048", "est", "roofline", 1.0, 9.0, (1.02, 9.39)),
     Aim("conv-8x32", "est", "roofline", 0.15, 1.75, (0.149, 1.91)),
     Aim("gpt-12x2048", "est", "roofline", 8.5, 21.0, (8.98, 21.10)),
     Aim("gpt-12x2048", "est", "roofline", 5.5, 22.9, (5.74, 23.02)),
     Aim("gpt-12x2048", "est", "roofline", 2.8, 23.9, (3.23, 23.93)),
     Aim("gpt-12x2048", "est", "roofline", 2.5, 24.5, (2.63, 25.00)),
-    Aim("gpt-12x2048", "est", "roofline", 2.1, None, (2.36, 32.3), is_floor=True),
+    Aim("gpt-12x2048", "est", "roofline", 2.1, None, (2.36, 32.3)),
     Aim("gpt-12x2048", "est", "true", 9.0, 23.0, (9.95, 23.0)),
     Aim("gpt-12x2048", "est", "true", 6.0, 24.3, (6.67, 24.5)),
     Aim("gpt-12x2048", "est", "true", 5.0, 26.0, (5.37, 26.7)),
@@ -118,50 +120,67 @@ class Subject:
     def __init__(self, name: str, store: Store = STORE, note: Callable[[str], None] = lambda text: None):
         self.name, self.store, self.note = name, store, note
         self.hardware = gpu(HARDWARE)
+        self.hardware_of = {"true": self.hardware, "roofline": replace(self.hardware, counts_spills=False)}
         model, batch = build(name)
         self.fixed_bytes = sum(p.numel() * p.itemsize for p in model.parameters())
         self.trace = trace_step(model, (batch,))
         self.joint = annotated(self.trace, self.hardware)
+        self.timelines = {time: Timeline(self.joint, hardware) for time, hardware in self.hardware_of.items()}
         self.sources = sources(*(Path(recompile.gpu.__file__).parent / file for file in PROGRAM_SOURCES))
 
     # Plans
 
-    def plan(self, limit_bytes: int | None) -> dict[str, Any]:
-        """The planner's answer within so many bytes over parameters, or its floor where that is more; its program."""
-        started = time.perf_counter()
+    def plan(self, limit_bytes: int | None, by: str = "true") -> dict[str, Any]:
+        """The planner's answer within so many bytes over parameters, or its floor where that is more; its program.
+
+        The fastest by "true" or "roofline" seconds.
+        """
+        hardware, started = self.hardware_of[by], time.perf_counter()
         try:
-            plan = mincut(self.joint, self.hardware, Budget(limit_bytes))
+            plan = mincut(self.joint, hardware, Budget(limit_bytes))
         except BudgetError as error:
-            plan = mincut(self.joint, self.hardware, Budget(error.floor_bytes))
+            plan = mincut(self.joint, hardware, Budget(error.floor_bytes))
         seconds = time.perf_counter() - started
         return {**self.simulated(plan), "planning_seconds": seconds, **self.program_of(plan)}
 
     def simulated(self, plan: Plan) -> dict[str, Any]:
-        return {
-            "simulated_bytes": plan.peak_bytes + self.fixed_bytes, "simulated_seconds": plan.step_seconds,
-            "recompute_flop": plan.recompute_flops,
-        }  # fmt: skip
+        """Peak and both times by our own simulation, whichever the plan was made for."""
+        index = self.timelines["true"].flow.index
+        saved = frozenset(index[choice.node] for choice in plan.saved if choice.node.op != "placeholder")
+        seconds = {
+            f"simulated_{time}_seconds": timeline.simulate(saved).step_seconds
+            for time, timeline in self.timelines.items()
+        }
+        simulated_bytes = plan.peak_bytes + self.fixed_bytes
+        return {"simulated_bytes": simulated_bytes, **seconds, "recompute_flop": plan.recompute_flops}
 
-    def plan_for(self, asked_bytes: float, peak: str, time: str = "true") -> dict[str, Any]:
+    def plan_for(self, asked_bytes: float, peak: str, by: str = "true") -> dict[str, Any]:
         """A plan whose program's peak (``code`` or ``est``, parameters included) is within what is asked, if found.
 
-        Of several the fastest by ``time`` ("true" or "roofline").
+        The fastest by ``by`` ("true" or "roofline" seconds), and of several found that one.
         """
         limit, tried = int(asked_bytes * (1 + SLACK)) - self.fixed_bytes, []  # all that is accepted
-        while True:
-            tried.append(self.plan(max(limit, 0)))
+        fits, misses = None, None  # limits: the largest that did, the smallest that did not
+        while len(tried) < MAX_TRIES:
+            tried.append(self.plan(max(limit, 0), by))
             excess = tried[-1][f"{peak}_bytes"] - asked_bytes * (1 + SLACK)
-            is_floor = tried[-1]["simulated_bytes"] - self.fixed_bytes > limit
-            if excess <= 0 or is_floor or len(tried) == MAX_TRIES:
-                break
-            limit -= int(excess) + 1
+            floor = tried[-1]["simulated_bytes"] - self.fixed_bytes
+            if excess > 0:
+                if floor > limit:
+                    break
+                misses = limit
+            else:
+                fits = max(limit, floor)
+                if misses is None or -excess < UNUSED_SHARE * asked_bytes:
+                    break
+            limit = limit - int(excess) - 1 if fits is None else (fits + misses) // 2
         fitting = [plan for plan in tried if plan[f"{peak}_bytes"] <= asked_bytes * (1 + SLACK)]
-        best = min(fitting or tried[-1:], key=lambda plan: plan[f"{time}_seconds"])
+        best = min(fitting or tried[-1:], key=lambda plan: plan[f"{by}_seconds"])
         return {**best, "tries": len(tried), "first_bytes": tried[0][f"{peak}_bytes"]}
 
     def stock(self, ratio: float) -> dict[str, Any]:
         """Inductor at one of its budgets: its program, and its saved set in our simulation where that is legal."""
-        timeline = Timeline(self.joint, self.hardware)
+        timeline = self.timelines["true"]
         saved = stock_saved_set(self.joint, timeline.flow, ratio)
         legal = made_legal(self.joint, timeline.flow, saved)
         plan = plan_from(timeline, legal, timeline.simulate(legal), {})
@@ -173,9 +192,7 @@ class Subject:
 
     def program_of(self, plan: Plan) -> dict[str, Any]:
         names = sorted(choice.node.name for choice in plan.saved)
-        options = Options.parse(
-            {"planner": keep(names), "hardware": self.hardware, "allow_buffer_reuse": False}
-        )  # as with a budget
+        options = Options.parse({"planner": keep(names), "hardware": self.hardware, "allow_buffer_reuse": False})
         halves = self.trace.split(Partitioner(options, self.hardware))
         return self.program("recompile", halves, inductor_patches(options))
 
@@ -207,7 +224,8 @@ class Subject:
         found = []
         for aim in AIMS:
             if aim.model == self.name:
-                result = self.plan(0) if aim.is_floor else self.plan_for(aim.gib * GIB, aim.peak, aim.time)
+                floor = aim.ms is None
+                result = self.plan(0, aim.time) if floor else self.plan_for(aim.gib * GIB, aim.peak, aim.time)
                 found.append({"aim": asdict(aim), **result})
         return found
 
@@ -223,7 +241,7 @@ class Subject:
 
     def plan_within(self, stock: dict[str, Any], points: Iterable[FrontierPoint]) -> dict[str, Any] | None:
         """The smallest plan whose program takes no longer than Inductor's, if found: the last one tried otherwise."""
-        seconds, plan = stock["simulated_seconds"], None
+        seconds, plan = stock["simulated_true_seconds"], None
         for _ in range(MAX_TRIES):
             fast_enough = [point.peak_bytes for point in points if point.step_seconds <= seconds]
             if not fast_enough:
@@ -231,7 +249,7 @@ class Subject:
             plan = self.plan(min(fast_enough))
             if plan["true_seconds"] <= stock["true_seconds"]:
                 break
-            seconds = plan["simulated_seconds"] * stock["true_seconds"] / plan["true_seconds"]
+            seconds = plan["simulated_true_seconds"] * stock["true_seconds"] / plan["true_seconds"]
         return plan
 
     def shares(self) -> list[dict[str, Any]]:

@@ -15,7 +15,9 @@ CORRELATION_AIM = 0.95
 def summary(records: Sequence[dict[str, Any]]) -> str:
     """Markdown."""
     parts = ["# Aims\n\nMade by `make aims`. GiB include parameters; `first` is the program of the plan for just the "
-             "GiB asked, before it was planned again for what that missed."]  # fmt: skip
+             "GiB asked, before it was planned again for what that missed. Each row's plan is the fastest found in the "
+             "time that the row is in: those in roofline are planned as if nothing spilled, and `true` is what they "
+             "take with spills. All other plans are for true time."]  # fmt: skip
     parts.append("## The table of aims\n\n" + table(ROW_NAMES, [aim_row(r) for m in records for r in m["rows"]]))
     duels = [(m["model"], duel) for m in records for duel in m["duels"]]
     parts.append("## Beside Inductor's own budgets\n\n" + table(DUEL_NAMES, [duel_row(*pair) for pair in duels]))
@@ -57,9 +59,10 @@ def is_reached(row: dict[str, Any], gibibytes: float, milliseconds: float | None
 
 def aim_row(row: dict[str, Any]) -> list[str]:
     aim = row["aim"]
+    simulated_seconds = row[f"simulated_{aim['time']}_seconds"]
     return [
-        aim["model"], f"{aim['peak']} / {aim['time']}", "floor" if aim["is_floor"] else f"{aim['gib']:g}",
-        f"{gib(row['simulated_bytes'])} / {ms(row['simulated_seconds'])}",
+        aim["model"], f"{aim['peak']} / {aim['time']}", "floor" if aim["ms"] is None else f"{aim['gib']:g}",
+        f"{gib(row['simulated_bytes'])} / {ms(simulated_seconds)}",
         gib(row["first_bytes"]) if "first_bytes" in row else "-", gib(row["code_bytes"]), gib(row["est_bytes"]),
         ms(row["roofline_seconds"]), ms(row["true_seconds"]), pair(*aim["prototype"]), pair(aim["gib"], aim["ms"]),
         yes(is_reached(row, aim["gib"], aim["ms"])), yes(is_reached(row, *aim["prototype"])),
@@ -125,8 +128,8 @@ def prediction_row(record: dict[str, Any]) -> list[str]:
     if not plans:
         return [record["model"], "0", *["-"] * (len(PREDICTION_NAMES) - 2)]
     peak_errors = [prediction_error(*peak) for peak in peaks]
-    time_errors = [prediction_error(plan["simulated_seconds"], plan["true_seconds"]) for plan in plans]
-    predicted = [plan["simulated_seconds"] for plan in plans]
+    time_errors = [prediction_error(plan["simulated_true_seconds"], plan["true_seconds"]) for plan in plans]
+    predicted = [plan["simulated_true_seconds"] for plan in plans]
     true, plain = (
         rank_correlation(predicted, [plan[f"{kind}_seconds"] for plan in plans]) for kind in ("true", "roofline")
     )

@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -38,6 +38,7 @@ CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "memory_bytes": (lambda value: is_positive(value) and value == int(value), "a positive whole number"),
     "launch_s": (lambda value: is_positive(value) or value == 0, "a number of seconds, 0 or more"),
     "source": (lambda value: isinstance(value, str), "a text that says where the numbers come from"),
+    "counts_spills": (lambda value: isinstance(value, bool), "true or false"),
 }
 
 
@@ -53,6 +54,9 @@ class Hardware:
     memory_bytes: int
     launch_s: float  # what one more kernel adds to a queue of kernels
     source: str  # where each number comes from, in words
+    # Whether a plan's seconds hold what loops over long rows write for themselves and read again. False: for plans to
+    # be compared with those of tools that price a kernel by its arguments and results alone. Memory counts it always.
+    counts_spills: bool = True
 
     def __post_init__(self) -> None:
         is_kept_form = isinstance(self.flop_per_s, tuple) and all(isinstance(pair, tuple) for pair in self.flop_per_s)
@@ -83,10 +87,11 @@ class Hardware:
     def from_json(cls, values: Any, origin: str = "hardware") -> Hardware:
         """Read what ``to_json`` gives. ``origin`` is named in errors: the file or the option the values came from."""
         known = [field.name for field in fields(cls)]
+        needed = [field.name for field in fields(cls) if field.default is MISSING]
         if not isinstance(values, Mapping):
             raise ValueError(f"{origin}: must be one object with the fields {', '.join(known)}")
         for problem, names in (
-            ("missing", [name for name in known if name not in values]),
+            ("missing", [name for name in needed if name not in values]),
             ("unknown", [str(name) for name in values if name not in known]),
         ):
             if names:

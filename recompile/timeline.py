@@ -255,13 +255,14 @@ class Timeline:
     def _seconds(self, kernel: Kernel, written: Sequence[int], spilled: Collection[int]) -> float:
         """Roofline of a kernel: an extern's own, else the larger of traffic and arithmetic, plus a launch.
 
-        What it spills is written, and read again in a later pass over the same rows.
+        What it spills is written, and read again in a later pass over the same rows; see ``Hardware.counts_spills``.
         """
         if kernel.is_extern:
             return self._seconds_alone.get(kernel.ops[0].op, self.hardware.launch_s)
         size = self.flow.size_bytes
-        moved = sum(size[b] for b in kernel.reads.difference(kernel.makes)) + sum(size[b] for b in written)
-        moved += sum(size[b] for b in written if b in spilled)
+        spill_moves = 2 if self.hardware.counts_spills else 0
+        moved = sum(size[b] for b in kernel.reads.difference(kernel.makes))
+        moved += sum(size[b] * (spill_moves if b in spilled else 1) for b in written)
         members = frozenset().union(*(op.members for op in kernel.ops))
         flop = sum(self.facts.flop[i] for i in members)
         seconds = max(moved / self.hardware.byte_per_s, flop / self.hardware.vector_flop_per_s)

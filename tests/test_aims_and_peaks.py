@@ -10,6 +10,7 @@ from benchmarks import aims, aims_text, peaks, peaks_text, verdicts
 from benchmarks.models import Recipe, checkpointed
 from benchmarks.reference import build
 from benchmarks.store import Store, text_of
+from recompile.planner import mincut
 
 GIB = 2**30
 
@@ -138,12 +139,13 @@ def program(code, true, key="k", est=None, roofline=None, simulated=None):
     return {
         "key": key, "code_bytes": code * GIB, "est_bytes": (est or code) * GIB, "true_seconds": true / 1e3,
         "roofline_seconds": (roofline or true) / 1e3, "simulated_bytes": (simulated or code) * GIB,
-        "simulated_seconds": true / 1e3, "planning_seconds": 1.0,
+        "simulated_true_seconds": true / 1e3, "simulated_roofline_seconds": (roofline or true) / 1e3,
+        "planning_seconds": 1.0,
     }  # fmt: skip
 
 
 def aim_of(peak, time, gib, ms):
-    return {"model": "m", "peak": peak, "time": time, "gib": gib, "ms": ms, "prototype": (9.0, 9.0), "is_floor": False}
+    return {"model": "m", "peak": peak, "time": time, "gib": gib, "ms": ms, "prototype": (9.0, 9.0)}
 
 
 def test_an_aim_is_reached_in_the_peak_and_the_time_that_it_is_stated_in():
@@ -173,6 +175,50 @@ def test_the_summary_of_aims_counts_each_program_once():
     text = aims_text.summary([found])
     assert "| m | 4 | 1.000 | yes | 1.000 | 4 of 4 |" in text
     assert "| m | code / true | 4 | 4.00 / 5.00 |" in text
+
+
+def test_a_row_shows_the_simulated_time_that_it_is_in_and_the_prediction_the_true_one():
+    plans = [program(4 - i / 2, 7.0 + i, key=str(i), roofline=5.0) for i in range(4)]
+    rows = [{"aim": aim_of("code", "roofline", 4.0, 5.0), **plan} for plan in plans]
+    text = aims_text.summary([{"model": "m", "fixed_bytes": 0, "rows": rows, "shares": [], "duels": []}])
+    assert "| m | code / roofline | 4 | 4.00 / 5.00 |" in text
+    assert "| m | 4 | 1.000 | yes |" in text and "| +0.0% | 1.0 |" in text
+
+
+def test_a_row_is_planned_for_the_time_that_it_is_in(tmp_path, monkeypatch):
+    asked = []
+
+    def planner(joint, hardware, budget):
+        asked.append(hardware.counts_spills)
+        return mincut(joint, hardware, budget)
+
+    monkeypatch.setattr(aims, "mincut", planner)
+    monkeypatch.setattr(aims.Subject, "program", lambda self, by, halves, patches: program(0.0, 1.0, roofline=1.0))
+    monkeypatch.setattr(aims, "build", lambda name: (torch.nn.Linear(4, 4, device="meta"), torch.empty(2, 4)))
+    aims_in = [aims.Aim("tiny", "code", time, 1.0, 9.0, (1.0, 9.0)) for time in ("roofline", "true")]
+    monkeypatch.setattr(aims, "AIMS", aims_in)
+    rows = aims.Subject("tiny", Store(tmp_path)).rows()
+    assert asked == [False, True]
+    assert [row["simulated_true_seconds"] >= row["simulated_roofline_seconds"] > 0 for row in rows] == [True, True]
+
+
+def test_a_plan_is_asked_for_less_where_its_program_misses_and_for_more_where_that_left_room(monkeypatch):
+    """The program takes 2 GiB more than simulated above 5.1 and 1 GiB more up to there; the smallest plan takes 3."""
+    subject, asked = aims.Subject.__new__(aims.Subject), []
+    subject.fixed_bytes = 0
+
+    def plan(limit, by):
+        asked.append(limit / GIB)
+        simulated = max(limit / GIB, 3.0)
+        return program(simulated + (2 if simulated > 5.1 else 1), 100 - simulated, simulated=simulated)
+
+    subject.plan = plan
+    found = subject.plan_for(6.5 * GIB, "code")
+    assert asked == pytest.approx([6.5, 4.5, 5.5, 5.0], abs=0.02)
+    assert found["code_bytes"] == pytest.approx(6.0 * GIB, rel=0.01) and found["tries"] == 4
+    asked.clear()
+    assert subject.plan_for(2 * GIB, "code")["code_bytes"] == 4 * GIB  # nothing is smaller
+    assert asked == pytest.approx([2], rel=0.01)
 
 
 def test_a_reference_model_has_the_size_that_its_name_says():

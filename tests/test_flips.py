@@ -8,11 +8,13 @@ from recompile.planner.network import cut_network
 from tests.notation import H100
 from tests.test_segments import CHAIN, cut_at
 
+BYTES_OF_A_VALUE = 4 * 8 * 4
 
-def groups(saved):
+
+def groups(saved, **limits):
     joint, flow, segments = cut_at(CHAIN, "e1", "e2", "e3")
     place = {node.name: i for i, node in enumerate(flow.nodes)}
-    found = flip_groups(cut_network(joint, flow, H100), segments, frozenset(place[name] for name in saved))
+    found = flip_groups(cut_network(joint, flow, H100), segments, frozenset(place[name] for name in saved), **limits)
     return {frozenset(flow.nodes[i].name for i in group) for group in found}
 
 
@@ -22,6 +24,14 @@ def test_a_value_is_flipped_in_all_equal_segments_that_treat_it_alike():
     apart = groups(["e1", "e2"])
     assert {frozenset({"a2", "a3"}), frozenset({"e2"}), frozenset({"e3"})} <= apart
     assert not any({"x", "w1", "t"} & group for group in together)  # inputs are there anyway
+
+
+def test_what_would_take_too_many_bytes_is_not_kept_and_small_values_are_left_alone():
+    saved, one = ["e1", "e2", "e3"], BYTES_OF_A_VALUE
+    assert frozenset({"a2", "a3"}) in groups(saved, most_bytes=2 * one)
+    fewer = groups(saved, most_bytes=2 * one - 1)
+    assert frozenset({"a2", "a3"}) not in fewer and {frozenset({"a1"}), frozenset({"e2", "e3"})} <= fewer
+    assert frozenset({"a1"}) in groups(saved, least_bytes=one) and not groups(saved, least_bytes=one + 1)
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,15 @@ def test_the_fingerprint_follows_the_numbers_and_not_the_order_or_the_source():
     assert Hardware(**VALUES | {"launch_s": 2e-6}).fingerprint() != Hardware(**VALUES).fingerprint()
 
 
+def test_spills_count_unless_said_otherwise_and_plans_of_either_kind_are_kept_apart():
+    assert Hardware.from_json(VALUES).counts_spills and Hardware.from_json(VALUES) == Hardware(**VALUES)
+    without = Hardware.from_json(VALUES | {"counts_spills": False})
+    assert (without.to_json()["counts_spills"], without == Hardware(**VALUES)) == (False, False)
+    assert without.fingerprint() != Hardware(**VALUES).fingerprint()
+    with pytest.raises(ValueError, match="field 'counts_spills' must be true or false, not 1"):
+        Hardware(**VALUES | {"counts_spills": 1})
+
+
 # Named devices
 
 

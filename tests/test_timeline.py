@@ -1,5 +1,7 @@
 """Live bytes while each kernel runs, counted by hand beside each graph. 4 x 8 floats are 128 bytes, 8 x 8 are 256."""
 
+from dataclasses import replace
+
 import pytest
 
 from recompile.timeline import Timeline, recomputed_ops
@@ -90,9 +92,12 @@ def test_a_spilled_value_takes_memory_while_its_kernel_runs():
     assert lives(text, device="cpu") == "m=256 |"  # y, and e that a second loop over the row reads
 
 
-@pytest.mark.parametrize(("length", "moved_rows"), [(1024, 2), (2048, 4)])
-def test_what_a_kernel_spills_it_writes_and_reads_again(length, moved_rows):
-    """x is read and y written; rows of 2048 are summed in a loop, and r, which has to be there after it, spilled."""
+@pytest.mark.parametrize(
+    ("length", "counts_spills", "moved_rows"), [(1024, True, 2), (2048, True, 4), (2048, False, 2)]
+)
+def test_what_a_kernel_spills_it_writes_and_reads_again(length, counts_spills, moved_rows):
+    """x is read and y written; rows of 2048 are summed in a loop, and r, which has to be there after it, spilled. Its
+    bytes, beside those of y and m, are there whether its traffic is counted or not."""
     text = f"""
         x = input 512x{length}
         s = input - int64
@@ -102,10 +107,11 @@ def test_what_a_kernel_spills_it_writes_and_reads_again(length, moved_rows):
         y = div r m
         return y |
     """
-    timeline = Timeline(annotated(text, device="meta"), H100)
+    timeline = Timeline(annotated(text, device="meta"), replace(H100, counts_spills=counts_spills))
     (kernel,) = timeline.simulate(frozenset()).moments
     moved_bytes = moved_rows * 512 * length * 4 + 8  # and the seed
     assert kernel.seconds == pytest.approx(moved_bytes / H100.byte_per_s + H100.launch_s)
+    assert kernel.live_bytes == 512 * length * 4 * (2 if length == 2048 else 1)
 
 
 @pytest.mark.parametrize(

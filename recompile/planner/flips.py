@@ -18,14 +18,25 @@ from recompile.planner.pool import Candidate
 from recompile.planner.segments import Segments
 
 
-def flip_groups(network: CutNetwork, segments: Segments, saved: frozenset[int]) -> list[frozenset[int]]:
-    """Values that equal segments have at the same place and treat alike under ``saved``, the largest first."""
+def flip_groups(
+    network: CutNetwork, segments: Segments, saved: frozenset[int], most_bytes: int | None = None, least_bytes: int = 0
+) -> list[frozenset[int]]:
+    """Values that equal segments have at the same place and treat alike under ``saved``, the largest first.
+
+    Left out are values of fewer than ``least_bytes``, and groups to be kept that take more than ``most_bytes``: what
+    is kept is alive when forward ends.
+    """
     groups: dict[tuple, set[int]] = {}
-    for i in sorted(free_values(network), key=lambda i: (-network.flow.size_bytes[i], i)):
+    size = network.flow.size_bytes
+    free = [i for i in free_values(network) if size[i] >= least_bytes]
+    for i in sorted(free, key=lambda i: (-size[i], i)):
         k = bisect.bisect_left(segments.last, i)
         place = (segments.kind[k], i - segments.first[k]) if k < len(segments) else (i,)
         groups.setdefault((*place, i in saved), set()).add(i)
-    return [frozenset(group) for group in groups.values()]
+    found = [frozenset(group) for group in groups.values()]
+    if most_bytes is None:
+        return found
+    return [group for group in found if group <= saved or sum(size[i] for i in group) <= most_bytes]
 
 
 def free_values(network: CutNetwork) -> list[int]:
