@@ -76,15 +76,31 @@ def _short_lived(base: type[InductorChoices]) -> type[InductorChoices]:
 
 
 def keeps_memory_waiting(scheduler: Any, producer: Any, reader: Any) -> bool:
-    """Whether a producer well before its reader holds up more bytes, which nobody reads that late, than it makes."""
+    """Whether a producer that runs with a reader well behind it holds up more bytes than are made so much later.
+
+    Held up is what it and all that must follow it read, where nobody reads that any more when the reader runs.
+    """
     if reader.max_order - producer.min_order <= LONGEST_WAIT or may_run_at_once(scheduler, producer, reader):
         return False
-    freed_bytes = 0
-    for dep in producer.read_writes.reads:
-        buffer = scheduler.name_to_buf.get(dep.name)
+    late = [producer, *must_follow(scheduler, producer, reader)]
+    made = {dep.name: dep for node in late for dep in node.read_writes.writes}
+    waiting = {dep.name: dep for node in late for dep in node.read_writes.reads if dep.name not in made}
+    held_bytes = 0
+    for name, dep in waiting.items():
+        buffer = scheduler.name_to_buf.get(name)
         if buffer is not None and all(getattr(u.node, "max_order", math.inf) < reader.min_order for u in buffer.users):
-            freed_bytes += scheduler.dep_size_hint(dep)
-    return freed_bytes > written_bytes(scheduler, producer)
+            held_bytes += scheduler.dep_size_hint(dep)
+    return held_bytes > sum(map(scheduler.dep_size_hint, made.values()))
+
+
+def must_follow(scheduler: Any, producer: Any, reader: Any) -> list[Any]:
+    """What stands between a producer and its reader and needs the producer: made one, they run before all of it."""
+    names = producer.get_operation_names()
+    return [
+        node
+        for node in scheduler.nodes
+        if producer.max_order < node.min_order < reader.min_order and not names.isdisjoint(node.ancestors)
+    ]
 
 
 def may_run_at_once(scheduler: Any, producer: Any, reader: Any) -> bool:

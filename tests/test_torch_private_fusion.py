@@ -74,12 +74,30 @@ def test_a_sum_waits_for_its_reader_only_if_that_cannot_run_at_once(place, ances
     total = scheduled("sum", 10, ["early"], reads=[("parts", 1000)], writes=[("total", 8)])
     reader = scheduled("reader", place, ancestors, reads=[("total", 8)], writes=[("new", written_bytes)])
     nodes = {"sum": total, "reader": reader, "early": scheduled("early", 2), "late": scheduled("late", 15)}
-    scheduler = SimpleNamespace(
-        name_to_node=nodes,
-        name_to_buf={"parts": SimpleNamespace(users=[SimpleNamespace(node=total)])},
+    assert keeps_memory_waiting(scheduler_of(nodes, parts=[total]), total, reader) == waits
+
+
+def scheduler_of(nodes, **readers):
+    """A scheduler of these nodes, with the readers of some values."""
+    return SimpleNamespace(
+        nodes=list(nodes.values()), name_to_node=nodes,
+        name_to_buf={name: SimpleNamespace(users=[SimpleNamespace(node=node) for node in users])
+                     for name, users in readers.items()},
         dep_size_hint=lambda dep: dep.num_bytes,
-    )
-    assert keeps_memory_waiting(scheduler, total, reader) == waits
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("factor_bytes", [64, 2000])
+def test_what_must_follow_a_producer_waits_with_it(factor_bytes):
+    """A value is computed again for a product, and read once more far behind it. If it is made there, the product
+    comes after that, and its other factor stays; else value and product (1000 + 16 bytes) are there all the time."""
+    value = scheduled("value", 10, reads=[("kept", 1000)], writes=[("x", 1000)])
+    product = scheduled("product", 12, ["value"], reads=[("x", 1000), ("factor", factor_bytes)], writes=[("w", 16)])
+    late = scheduled("late", 80, writes=[("t", 8)])
+    reader = scheduled("reader", 90, ["value", "late"], reads=[("x", 1000), ("t", 8), ("kept", 1000)])
+    nodes = {node.get_operation_names().copy().pop(): node for node in (value, product, late, reader)}
+    scheduler = scheduler_of(nodes, kept=[value, reader], factor=[product], x=[product, reader])
+    assert keeps_memory_waiting(scheduler, value, reader) == (factor_bytes > 1016)
 
 
 class NormalisedConvolutions(torch.nn.Module):
