@@ -32,7 +32,7 @@ from benchmarks.aims_text import summary
 from benchmarks.reference import build
 from benchmarks.store import Store, fingerprint, sources, text_of
 from recompile.ahead import annotated, gpu
-from recompile.backend import Partitioner, inductor_patches
+from recompile.backend import WITH_A_BUDGET, Partitioner, inductor_patches
 from recompile.errors import BudgetError
 from recompile.joint import Budget, JointGraph, Plan
 from recompile.options import Options, sources_hash
@@ -192,7 +192,7 @@ class Subject:
 
     def program_of(self, plan: Plan) -> dict[str, Any]:
         names = sorted(choice.node.name for choice in plan.saved)
-        options = Options.parse({"planner": keep(names), "hardware": self.hardware, "allow_buffer_reuse": False})
+        options = Options.parse({"planner": keep(names), "hardware": self.hardware, **WITH_A_BUDGET})
         halves = self.trace.split(Partitioner(options, self.hardware))
         return self.program("recompile", halves, inductor_patches(options))
 

@@ -171,12 +171,16 @@ def graph_break_of(model: fx.GraphModule) -> str:
     return f"{where}: {str(reason.reason).splitlines()[0]}"
 
 
+# What Inductor is told where memory is scarce. ``allow_buffer_reuse`` would keep dead buffers for later ones. A sum of
+# fewer elements than ``unroll_reductions_threshold`` is computed anew in every reader: what it sums up, a multiple of
+# the sum, then waits for the last of them, which for the gradient of a bias that all layers add is the end of backward.
+# Two: none is (of one element there is nothing to sum).
+WITH_A_BUDGET = {"allow_buffer_reuse": False, "unroll_reductions_threshold": 2}
+
+
 def inductor_patches(options: Options) -> dict[str, Any]:
-    """Inductor's options for a training graph: the user's, and with a budget no hoarding of dead buffers for reuse."""
-    patches = dict(options.inductor)
-    if options.memory_budget is not None:
-        patches.setdefault("allow_buffer_reuse", False)
-    return patches
+    """Inductor's options for a training graph: the user's, and with a budget those that save memory."""
+    return (WITH_A_BUDGET if options.memory_budget is not None else {}) | dict(options.inductor)
 
 
 class Partitioner(CustomPartitionerFn):

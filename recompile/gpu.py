@@ -177,8 +177,8 @@ def program_for(
 ) -> Program:
     """Inductor's program for the two halves of a traced step, as ``trace.split`` returns them; they are not changed.
 
-    ``hardware`` prices the kernels. ``inductor``: Inductor's options; ``recompile`` sets allow_buffer_reuse=False
-    wherever there is a memory budget (``recompile.backend.inductor_patches``), so give that here too.
+    ``hardware`` prices the kernels. ``inductor``: Inductor's options; ``recompile`` sets ``backend.WITH_A_BUDGET``
+    wherever there is a memory budget, so give that here too.
     ``short_lives``: without the fusions that ``recompile`` keeps Inductor from making; False for Inductor by itself.
     """
     chip = chip or chip_for(hardware.name)
