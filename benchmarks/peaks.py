@@ -48,7 +48,9 @@ MODEL_SOURCES = (
     *(HERE / name for name in ("models.py", "layers.py", "gpu.py")),
     HERE.parent / "tests" / "whole" / "models.py",
 )
-MEASURING_SOURCES = (Path(recompile.__file__).parent / "measurement.py",)
+MEASURING_SOURCES = tuple(
+    Path(recompile.__file__).parent / name for name in ("measurement.py", "torch_private_fusion.py")
+)
 SHARES = tuple(step / 10 for step in range(10, -1, -1))
 NUM_BETWEEN = 3  # budgets in bytes between the floor and the fastest plan's peak
 BELOW_FLOOR = 0.97

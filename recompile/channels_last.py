@@ -73,6 +73,25 @@ def lying_channels_last(flow: Dataflow) -> frozenset[int]:
     return frozenset(found)
 
 
+def laid_anew(flow: Dataflow) -> frozenset[int]:
+    """Buffers that loops make in another shape than the convolution that reads them has, so that they are copied.
+
+    The layout of a 4-D result is chosen for its reader; that of a view's base, such as the gradient that group norm
+    computes by groups, is not. Base and copy are there together when the loops that make them run.
+    """
+    if not prefers_channels_last(flow):
+        return frozenset()
+    found = set()
+    for i, node in enumerate(flow.nodes):
+        for operand in flow.inputs[i] if node.target in CONVOLUTIONS else ():
+            base, val = flow.buffer[operand], flow.nodes[operand].meta["val"]
+            maker = flow.nodes[base].meta.get("val")
+            is_looped = flow.kind[flow.op[base]] in (Kind.POINTWISE, Kind.REDUCTION)
+            if flow.kind[operand] is Kind.VIEW and is_looped and val.dim() == 4 and maker.shape != val.shape:
+                found.add(base)
+    return frozenset(found)
+
+
 def biased_apart(flow: Dataflow) -> list[int]:
     """Convolutions whose bias a kernel of its own adds, over their result: on a GPU, where a library call reads that.
 

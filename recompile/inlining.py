@@ -77,6 +77,10 @@ class FusionFacts:
     always_stored: frozenset[int]
     dear: frozenset[int]  # ops whose reuse forces them into memory on this device
     longest_row: int  # elements that a reduction keeps in registers; longer rows are read again in a later loop
+    # codegen/cpp.py KernelGroup: all loops between two library calls are one function, and what dies in it is freed
+    # after it.
+    loops_run_together: bool = False
+    keeps_rows: bool = False  # a kernel holds what only it reads a row at a time, for a later loop over the same row
     view_copies: tuple[ViewCopy, ...] = ()
     stored_ops: dict[tuple, StoredOp] = field(default_factory=dict, repr=False)
     copies: dict[StoredOp, StoredOp] = field(default_factory=dict, repr=False)
@@ -182,6 +186,8 @@ def fusion_facts(joint: JointGraph, flow: Dataflow) -> FusionFacts:
         always_stored=frozenset(i for i, node in enumerate(flow.nodes) if node.target in RANDOM_FROM_SEED),
         dear=frozenset(i for i, node in enumerate(flow.nodes) if is_on_cpu and node.target in DEAR_ON_CPU),
         longest_row=LONGEST_ROW_ON_CPU if is_on_cpu else LONGEST_ROW_ON_GPU,
+        loops_run_together=is_on_cpu,
+        keeps_rows=is_on_cpu,
         view_copies=view_copies(flow),
     )
 

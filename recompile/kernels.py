@@ -63,6 +63,8 @@ def kernel_of(facts: FusionFacts, ops: tuple[StoredOp, ...]) -> Kernel:
     if kernel is None:
         shape = next((op.shape for op in reversed(ops) if op.shape.inner > 1), ops[0].shape)
         spills = spilled_buffers(ops, shape, facts.longest_row)
+        if facts.keeps_rows:
+            spills &= not_in_rows(ops, facts.always_stored)
         kernel = facts.kernels[ops] = Kernel(ops, shape, frozenset(spills))
     return kernel
 
@@ -119,3 +121,17 @@ def spilled_buffers(ops: Sequence[StoredOp], shape: OpShape, longest_row: int) -
         if op.is_reduction:
             reduced.update(op.makes)
     return spilled
+
+
+def not_in_rows(ops: Sequence[StoredOp], random: frozenset[int]) -> set[int]:
+    """Buffers that generated C++ cannot hold a row at a time, though nothing outside the kernel reads them.
+
+    Random numbers are drawn by their flat index (torch/_inductor/inductor_prims.py ``random``), not row by row; so is
+    what is made of them. All else that a later loop over the same row reads is a local buffer of one row
+    (codegen/cpp.py ``try_outer_loop_fusion_with_local_buf``).
+    """
+    found: set[int] = set()
+    for op in ops:
+        if not op.is_reduction and (op.op in random or not found.isdisjoint(op.reads)):
+            found.update(op.makes)
+    return found

@@ -75,6 +75,7 @@ class Program:
     fates: list[bytes]
     alive: dict[int, Use]
     use_when_made: dict[int, Use]  # of buffers that are no temporaries
+    loops_run_together: bool  # so that what dies in one is freed after the last before a library call
 
 
 def occupancy_of(timeline: Timeline, saved: frozenset[int], simulation: Simulation) -> Occupancy:
@@ -101,7 +102,17 @@ def follow(
     held = dict.fromkeys(Use, 0)
     for buffer, use in there.items():
         held[use] += size_bytes[buffer]
+    dead: list[int] = []
+
+    def free() -> None:
+        for buffer in dead:
+            held[(made if buffer in made else there).pop(buffer)] -= size_bytes[buffer]
+        dead.clear()
+
     for k, (kernel, fate) in enumerate(zip(program.kernels, program.fates, strict=True)):
+        is_freed_at_once = kernel.is_extern or not program.loops_run_together
+        if is_freed_at_once:
+            free()
         touched = list(zip(kernel.touches.tolist(), fate, strict=True))
         for buffer, bits in touched:
             if bits & WRITTEN:
@@ -112,9 +123,9 @@ def follow(
         if k == highest:
             alive = [Resident(b, size_bytes[b], use) for b, use in [*there.items(), *made.items()]]
             found = k, tuple(sorted(alive, key=_largest_first))
-        for buffer, bits in touched:
-            if bits & DIES:
-                held[(made if buffer in made else there).pop(buffer)] -= size_bytes[buffer]
+        dead += [buffer for buffer, bits in touched if bits & DIES]
+        if is_freed_at_once:
+            free()
     return found
 
 
@@ -172,7 +183,7 @@ def program_of(
     indices = np.array(order, dtype=np.int64)
     kernels = timeline.stretches.kernels(indices, stretches_of(indices, numbers), kept, at_hand)
     fates = lifetimes(kernels, len(timeline.flow.nodes), kept, releasable)
-    return Program(phase, kernels, fates, alive, uses)
+    return Program(phase, kernels, fates, alive, uses, timeline.facts.loops_run_together)
 
 
 def handed_over_by(flow: Dataflow, saved: frozenset[int]) -> frozenset[int]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from recompile.channels_last import biased_apart, copied_for_layout, on_cpu
+from recompile.channels_last import biased_apart, copied_for_layout, laid_anew, on_cpu
 from recompile.chip import CHIPS
 from recompile.dataflow import (
     Dataflow,
@@ -93,6 +93,7 @@ class Step:
     split: frozenset[int] = frozenset()  # reductions of it that a further kernel finishes
     finishes: frozenset[int] = frozenset()  # reductions that it would finish if another kernel split them
     joins: frozenset[int] = frozenset()  # those of them beside whose other readers it can run, in one kernel
+    is_loop: bool = False  # generated
 
 
 class Timeline:
@@ -111,6 +112,7 @@ class Timeline:
             for i, node in enumerate(self.flow.nodes)
             if name_of(node.target) in WRITES_INTO_A_COPY
         }
+        self._laid_anew = laid_anew(self.flow)
         self._copied_bias = copied_biases(joint, self.flow)
         self._seconds_alone = {  # what runs outside of generated loops; sizes and tuples run nothing
             i: joint.notes[node].seconds
@@ -167,12 +169,23 @@ class Timeline:
             self._steps.clear()
         known = self._steps
         steps = [known.get(key) or self._new_step(*key) for key in zip(kernels, fates, strict=True)]
-        live, live_bytes = held_bytes + sum(releasable.values()), []
+        live_bytes = self._live_bytes_of(steps, held_bytes + sum(releasable.values()))
+        return tuple(step.node for step in steps), live_bytes, self._seconds_of(steps)
+
+    def _live_bytes_of(self, steps: Sequence[Step], live: int) -> tuple[int, ...]:
+        """What is alive during each kernel, ``live`` when the first begins."""
+        live_bytes, dead = [], 0
         for step in steps:
+            is_freed_at_once = not (step.is_loop and self.facts.loops_run_together)
+            if is_freed_at_once:
+                live, dead = live - dead, 0
             live += step.grows_bytes
             live_bytes.append(live + step.extra_bytes)
-            live -= step.shrinks_bytes
-        return tuple(step.node for step in steps), tuple(live_bytes), self._seconds_of(steps)
+            if is_freed_at_once:
+                live -= step.shrinks_bytes
+            else:
+                dead += step.shrinks_bytes
+        return tuple(live_bytes)
 
     def _seconds_of(self, steps: Sequence[Step]) -> tuple[float, ...]:
         """Seconds of each kernel; the last one of a split reduction is the next that goes over its results.
@@ -202,16 +215,19 @@ class Timeline:
         bias, copied_bytes = self._copied_bias.get(first.op, (None, 0))
         if not any(b == bias and bits & FROM_LOOP for b, bits in fates):
             copied_bytes = 0
+        laid_anew_bytes = sum(size[b] for b in made if b in self._laid_anew)
         finishes = self._finishes(kernel)
         step = Step(
             node=first.op,
             grows_bytes=sum(size[b] for b in made) - reused,
-            extra_bytes=dropped + copied_bytes,
+            extra_bytes=dropped + copied_bytes + laid_anew_bytes,
             shrinks_bytes=sum(size[b] for b in dying) - reused,
-            seconds=self._seconds(kernel, made, dying) + 2 * copied_bytes / self.hardware.byte_per_s,
+            seconds=self._seconds(kernel, made, dying)
+            + (2 * copied_bytes + laid_anew_bytes) / self.hardware.byte_per_s,
             split=frozenset(op.op for op in kernel.ops if op.op in self._more_kernels),
             finishes=finishes,
             joins=frozenset(i for i in finishes if self._needs_nothing_after(kernel, i)),
+            is_loop=not kernel.is_extern,
         )
         self._steps[kernel, fate] = step
         return step
@@ -244,7 +260,7 @@ class Timeline:
         for buffer in sorted(made):
             maker = makers[buffer]
             allowed = before[maker] | 1 << maker
-            for b in free:
+            for b in free if buffer not in self._laid_anew else ():
                 readers = sum(1 << k for k, op in enumerate(kernel.ops) if b in op.reads)
                 if size[b] == size[buffer] and b in kernel.ops[maker].reads and readers & ~allowed == 0:
                     free.remove(b)

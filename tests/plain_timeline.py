@@ -18,7 +18,7 @@ from recompile.inlining import (
     StoredOp,
 )
 from recompile.joint import Kind, Side
-from recompile.kernels import spilled_buffers
+from recompile.kernels import not_in_rows, spilled_buffers
 
 
 def ancestors(flow, roots, done=()):
@@ -191,13 +191,16 @@ def run(timeline, phase, program, kept, releasable, held, at_hand=frozenset()):
     makes = [{b for op in ops for b in op.makes} for ops, _ in kernels]
     stored = set()
     for k, (ops, shape) in enumerate(kernels):
-        stored |= spilled_buffers(ops, shape, facts.longest_row)
+        spills = spilled_buffers(ops, shape, facts.longest_row)
+        stored |= spills & not_in_rows(ops, facts.always_stored) if facts.keeps_rows else spills
         elsewhere = kept.union(*(r for j, r in enumerate(reads) if j != k))
         stored |= makes[k] if ops[0].is_extern else makes[k] & elsewhere
     last = {b: k for k in range(len(kernels)) for b in reads[k] | makes[k]}
     mortal = (stored | releasable.keys()) - kept
-    live, rows, split, done = held + sum(releasable.values()), [], set(), set()
+    live, dead, rows, split, done = held + sum(releasable.values()), 0, [], set(), set()
     for k, (ops, shape) in enumerate(kernels):
+        if ops[0].is_extern or not facts.loops_run_together:
+            live, dead = live - dead, 0
         made = sorted(makes[k] & stored)
         dying = sorted(b for b in reads[k] | makes[k] if last[b] == k and b in mortal)
         reused = in_place(timeline, ops, made, [b for b in dying if b not in makes[k] and b not in tangents])
@@ -220,7 +223,9 @@ def run(timeline, phase, program, kept, releasable, held, at_hand=frozenset()):
         done |= finished & split
         split = (split - finished) | set(more)
         rows.append((phase, ops[0].op, live + dropped, seconds))
-        live -= sum(size[b] for b in dying) - reused
+        dead += sum(size[b] for b in dying) - reused
+        if ops[0].is_extern:
+            live, dead = live - dead, 0
     return rows
 
 

@@ -83,8 +83,14 @@ def test_all_plans_of_random_graphs_add_up_to_the_simulation(text):
 
 
 def dying_bytes(timeline, saved, peak, num_forward):
-    """What the kernel at the peak may write over."""
+    """What the kernel at the peak may write over, and what loops before it did that run together with it."""
     program = forward_of(timeline, saved) if peak.phase == "forward" else backward_of(timeline, saved)
     place = peak.moment - (0 if peak.phase == "forward" else num_forward)
-    pairs = zip(program.kernels[place].touches.tolist(), program.fates[place], strict=True)
+    first = place
+    while program.loops_run_together and first and not any(k.is_extern for k in program.kernels[first - 1 : place + 1]):
+        first -= 1
+    kernels, fates = program.kernels[first : place + 1], program.fates[first : place + 1]
+    pairs = (
+        pair for k, fate in zip(kernels, fates, strict=True) for pair in zip(k.touches.tolist(), fate, strict=True)
+    )
     return sum(timeline.flow.size_bytes[buffer] for buffer, bits in pairs if bits & DIES)

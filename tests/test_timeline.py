@@ -88,8 +88,38 @@ def test_who_reads_the_saved_result_does_not_wait_for_the_op_that_makes_it_again
 
 def test_a_spilled_value_takes_memory_while_its_kernel_runs():
     text = "x = input 4x8\nm = amax x [1] True\ns = sub x m\ne = exp s\nz = sum e [1] True\ny = div e z\nreturn y |"
-    assert lives(text) == "m=128 |"  # y alone
-    assert lives(text, device="cpu") == "m=256 |"  # y, and e that a second loop over the row reads
+    assert lives(text) == lives(text, device="cpu") == "m=128 |"  # y alone: C++ holds a row of e for its second loop
+
+
+def test_on_the_cpu_random_numbers_are_not_held_a_row_at_a_time():
+    """They are drawn by flat index. p is summed and divided by the sum: y of 128 bytes, and p beside it on the CPU."""
+    text = """
+        x = input 4x8
+        s = input - int64
+        r = prims.inductor_random [4,8] s 'rand'
+        p = add x r
+        m = sum p [1] True
+        y = div r m
+        return y |
+    """
+    assert (lives(text), lives(text, device="cpu")) == ("r=128 |", "r=256 |")
+
+
+def test_on_the_cpu_what_dies_in_a_loop_is_freed_when_a_library_call_follows():
+    """b sums a's rows, 16 bytes, and d has 1,024. On a GPU a, 128 bytes, is freed between the two; in C++ both loops
+    are one function, and a is freed after that."""
+    text = """
+        x = input 4x8
+        w = param 8x8
+        v = input 1x64
+        a = mm x w
+        b = sum a [1] True
+        d = mul b v
+        e = mm d v'
+        return e |
+    """
+    assert lives(text) == "a=128 b=144 d=1040 e=1040 |"
+    assert lives(text, device="cpu") == "a=128 b=144 d=1168 e=1040 |"
 
 
 @pytest.mark.parametrize(
