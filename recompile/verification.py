@@ -25,6 +25,8 @@ from recompile.units import format_bytes
 NUM_TRIES = 4  # programs made for one budget at most, the last of the smallest plan
 EXTRA = 1.1  # of what was missed is kept back: another plan may miss a little more
 
+TOLERANCE = 0.0005  # of the budget: a few scalars, far below what an allocator's blocks are rounded to
+
 log = logging.getLogger("recompile")
 
 
@@ -43,7 +45,8 @@ def program_over(graphs: Sequence[GraphReport], options: Options) -> GraphReport
     """The graph whose program needs more than a budget in bytes; None where all keep it, or nothing is known."""
     if not isinstance(options.memory_budget, int):
         return None
-    over = [graph for graph in graphs if graph.program_bytes and graph.program_bytes > options.memory_budget]
+    accepted_bytes = options.memory_budget * (1 + TOLERANCE)
+    over = [graph for graph in graphs if graph.program_bytes and graph.program_bytes > accepted_bytes]
     return over[0] if over else None
 
 

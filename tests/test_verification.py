@@ -3,6 +3,7 @@
 import itertools
 import textwrap
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from recompile.report.explanation import Explanation, report_graph
 from recompile.step_memory import Given, Half, replay_step
 from recompile.timeline import Timeline
 from recompile.torch_private import Compilation
-from recompile.verification import program_bytes
+from recompile.verification import program_bytes, program_over
 from tests.notation import CHAIN, H100, annotated, plan_text
 
 # A step's memory
@@ -140,6 +141,12 @@ def test_a_share_is_not_checked_and_a_refusal_of_the_budget_itself_stands():
     with pytest.raises(BudgetError, match="388 bytes"):
         within_budget(attempt, Options(memory_budget=380))
     assert kept_back(asked) == [0, 0]
+
+
+@pytest.mark.parametrize(("needed_bytes", "is_over"), [(10_000, False), (10_005, False), (10_006, True)])
+def test_a_program_may_need_a_few_scalars_more_than_the_budget(needed_bytes, is_over):
+    graph = SimpleNamespace(program_bytes=needed_bytes)
+    assert program_over([graph], Options(memory_budget=10_000)) is (graph if is_over else None)
 
 
 def test_what_is_kept_back_leaves_the_smallest_plan_and_changes_the_cache_key():
