@@ -83,6 +83,7 @@ def vit() -> tuple[nn.Module, Batch]:
         image_size=64, patch_size=4, hidden_size=WIDTH, num_hidden_layers=4, num_attention_heads=HEADS,
         intermediate_size=4 * WIDTH, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=10,
         attn_implementation="eager",
+        problem_type="single_label_classification",  # which the first call would write, and Dynamo compile again for
     )  # fmt: skip
     images, labels = torch.randn(BATCH, 3, 64, 64), torch.randint(10, (BATCH,))
     return LossOf(ViTForImageClassification(config)), {"pixel_values": images, "labels": labels}
