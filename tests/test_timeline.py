@@ -86,13 +86,13 @@ def test_who_reads_the_saved_result_does_not_wait_for_the_op_that_makes_it_again
     assert lives(TWO_RESULTS.replace("| h", "| k h"), saved="a") == "e=128 d=288 y=256 | e=512 d=544 h=416"
 
 
-def test_a_spilled_value_takes_memory_while_its_kernel_runs():
+def test_what_only_its_kernel_reads_takes_no_memory_where_rows_stay_in_registers_or_are_held_one_at_a_time():
     text = "x = input 4x8\nm = amax x [1] True\ns = sub x m\ne = exp s\nz = sum e [1] True\ny = div e z\nreturn y |"
     assert lives(text) == lives(text, device="cpu") == "m=128 |"  # y alone: C++ holds a row of e for its second loop
 
 
-def test_on_the_cpu_random_numbers_are_not_held_a_row_at_a_time():
-    """They are drawn by flat index. p is summed and divided by the sum: y of 128 bytes, and p beside it on the CPU."""
+def test_on_the_cpu_random_numbers_spill_since_they_are_not_held_a_row_at_a_time():
+    """They are drawn by flat index. r, read before and after the sum of p, is in memory beside y there."""
     text = """
         x = input 4x8
         s = input - int64
