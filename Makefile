@@ -56,7 +56,7 @@ peaks: env ## Measure ten models' peaks on the CPU, ours and peers (MODELS="mlp 
 clock: env ## Compare predicted with measured step times of plans on the CPU (MODELS="gpt"; half an hour): benchmarks/clock.md
 	@$(PY) -m benchmarks.clock $(MODELS)
 
-speed: env ## Time the planner on GPTs of 6 to 96 layers (LAYERS="6 12"; a quarter of an hour): printed
+speed: env ## Time the planner on GPTs of 6 to 96 layers (LAYERS="6 12"; some minutes): printed
 	@$(PY) -m benchmarks.speed $(LAYERS)
 
 bench: env ## Ours beside eager, Inductor and checkpointing, two models, in minutes: benchmarks/out/bench.md

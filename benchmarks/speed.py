@@ -1,4 +1,4 @@
-"""How long the planner takes as a model gets deeper: ``make speed``, ten minutes, most of which is tracing.
+"""How long the planner takes as a model gets deeper: ``make speed``, some minutes, half of which is tracing.
 
 GPTs of one width and more and more layers, each in a process of its own on one thread: seconds of the processor to
 annotate the traced graph, to search it, to answer one budget of that search (its middle), and for the whole frontier
