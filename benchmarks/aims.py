@@ -14,6 +14,7 @@ anew when any source changed. Results are in results/aims, the summary in aims.m
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 import time
@@ -34,6 +35,7 @@ from benchmarks.store import Store, fingerprint, sources, text_of
 from recompile.ahead import annotated, gpu
 from recompile.backend import WITH_A_BUDGET, Partitioner, inductor_patches
 from recompile.errors import BudgetError
+from recompile.hardware import Hardware
 from recompile.joint import Budget, JointGraph, Plan
 from recompile.options import Options, sources_hash
 from recompile.planner import mincut
@@ -41,7 +43,7 @@ from recompile.planner.finish import made_legal, plan_from
 from recompile.planner.mincut import forget
 from recompile.planner.stock import stock_saved_set
 from recompile.timeline import Timeline
-from recompile.trace import trace_step
+from recompile.trace import JointTrace, trace_step
 from recompile.tradeoff import FrontierPoint, frontier_of
 
 HERE = Path(__file__).parent
@@ -114,19 +116,30 @@ def stock_partition(module: fx.GraphModule, inputs: Any, **settings: Any) -> Any
     return min_cut_rematerialization_partition(module, inputs, **settings)
 
 
-class Subject:
-    """One reference model, traced and annotated once."""
+def silent(text: str) -> None:
+    """Notes that nobody reads."""
 
-    def __init__(self, name: str, store: Store = STORE, note: Callable[[str], None] = lambda text: None):
-        self.name, self.store, self.note = name, store, note
-        self.hardware = gpu(HARDWARE)
-        self.hardware_of = {"true": self.hardware, "roofline": replace(self.hardware, counts_spills=False)}
-        model, batch = build(name)
-        self.fixed_bytes = sum(p.numel() * p.itemsize for p in model.parameters())
-        self.trace = trace_step(model, (batch,))
-        self.joint = annotated(self.trace, self.hardware)
-        self.timelines = {time: Timeline(self.joint, hardware) for time, hardware in self.hardware_of.items()}
+
+class Subject:
+    """One step, traced and annotated once for a GPU that is not here. ``fixed_bytes`` are added to all peaks."""
+
+    def __init__(
+        self, name: str, trace: JointTrace, hardware: Hardware, fixed_bytes: int, store: Store,
+        note: Callable[[str], None] = silent,
+    ):  # fmt: skip
+        self.name, self.trace, self.fixed_bytes, self.store, self.note = name, trace, fixed_bytes, store, note
+        self.hardware = hardware
+        self.hardware_of = {"true": hardware, "roofline": replace(hardware, counts_spills=False)}
         self.sources = sources(*(Path(recompile.gpu.__file__).parent / file for file in PROGRAM_SOURCES))
+
+    @functools.cached_property
+    def joint(self) -> JointGraph:
+        return annotated(self.trace, self.hardware)
+
+    @functools.cached_property
+    def timelines(self) -> dict[str, Timeline]:
+        """By the time that counts."""
+        return {time: Timeline(self.joint, hardware) for time, hardware in self.hardware_of.items()}
 
     # Plans
 
@@ -259,6 +272,13 @@ class Subject:
         return [{"share": share, **self.plan(floor + int(share * (fastest - floor)))} for share in SHARES]
 
 
+def reference(name: str, store: Store = STORE, note: Callable[[str], None] = silent) -> Subject:
+    """A reference model on the hardware of the aims; its peaks include its parameters."""
+    model, batch = build(name)
+    parameter_bytes = sum(p.numel() * p.itemsize for p in model.parameters())
+    return Subject(name, trace_step(model, (batch,)), gpu(HARDWARE), parameter_bytes, store, note)
+
+
 PARTS: dict[str, Callable[[Subject], list[dict[str, Any]]]] = {
     "rows": Subject.rows, "duels": Subject.duels, "shares": Subject.shares,
 }  # fmt: skip
@@ -273,7 +293,7 @@ def record_of(name: str, parts: Iterable[str] = PARTS, store: Store = STORE) -> 
         found = store.load(f"model-{name}-{part}", key)
         if found is None:
             started = time.perf_counter()
-            subject = subject or Subject(name, store, note)
+            subject = subject or reference(name, store, note)
             made = {"fixed_bytes": subject.fixed_bytes, part: PARTS[part](subject)}
             found = store.write(f"model-{name}-{part}", key, made)
             note(f"{name}, {part}: {time.perf_counter() - started:.0f} s")

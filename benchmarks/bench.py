@@ -25,8 +25,7 @@ import torch
 from torch._functorch import config as functorch_config
 from torch._inductor.utils import fresh_cache
 
-import recompile.gpu
-from benchmarks.aims import PROGRAM_SOURCES, Subject
+from benchmarks.aims import Subject
 from benchmarks.bench_text import draw, summary
 from benchmarks.models import RECIPES
 from benchmarks.peaks import (
@@ -49,8 +48,7 @@ from benchmarks.peaks import (
     traced,
 )
 from benchmarks.store import Store, environment, fingerprint, sources
-from recompile.ahead import annotated, gpu
-from recompile.joint import JointGraph
+from recompile.ahead import gpu
 from recompile.options import sources_hash
 from recompile.trace import trace_step
 
@@ -140,14 +138,7 @@ class Target(Subject):
 
     def __init__(self, name: str, way: Way, store: Store):
         module, batch = made(name, way)
-        self.name, self.store, self.note = f"{name}--gpu", store, lambda text: None
-        self.hardware, self.fixed_bytes = gpu(HARDWARE), 0
-        self.trace = trace_step(module, (), batch)
-        self.sources = sources(*(Path(recompile.gpu.__file__).parent / file for file in PROGRAM_SOURCES))
-
-    @functools.cached_property
-    def joint(self) -> JointGraph:
-        return annotated(self.trace, self.hardware)
+        super().__init__(f"{name}--gpu", trace_step(module, (), batch), gpu(HARDWARE), 0, store)
 
     def by_inductor(self, ratio: float) -> dict[str, Any]:
         with functorch_config.patch(activation_memory_budget=ratio):

@@ -83,7 +83,7 @@ class JointTrace:
         """
         module = self.copied()
         inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
-        with self.state.entered(), absent_generators():
+        with self.state.entered(), absent_generators(), harmless_device_guard():
             return partitioner(
                 module,
                 inputs,

@@ -197,7 +197,7 @@ def test_a_row_is_planned_for_the_time_that_it_is_in(tmp_path, monkeypatch):
     monkeypatch.setattr(aims, "build", lambda name: (torch.nn.Linear(4, 4, device="meta"), torch.empty(2, 4)))
     aims_in = [aims.Aim("tiny", "code", time, 1.0, 9.0, (1.0, 9.0)) for time in ("roofline", "true")]
     monkeypatch.setattr(aims, "AIMS", aims_in)
-    rows = aims.Subject("tiny", Store(tmp_path)).rows()
+    rows = aims.reference("tiny", Store(tmp_path)).rows()
     assert asked == [False, True]
     assert [row["simulated_true_seconds"] >= row["simulated_roofline_seconds"] > 0 for row in rows] == [True, True]
 
@@ -370,7 +370,7 @@ def test_a_program_is_made_once_for_a_plan(tmp_path, monkeypatch):
     tiny = lambda name: (Tiny().to("meta"), torch.empty(512, 64, device="meta"))  # noqa: E731
     monkeypatch.setattr(aims, "build", tiny)
     notes = []
-    subject = aims.Subject("tiny", Store(tmp_path), notes.append)
+    subject = aims.reference("tiny", Store(tmp_path), notes.append)
     first, again = subject.plan(None), subject.plan(None)
     assert len(notes) == 1 and first["key"] == again["key"] and first["code_bytes"] > subject.fixed_bytes
     assert first["true_seconds"] >= first["roofline_seconds"] > 0

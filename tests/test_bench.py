@@ -2,10 +2,12 @@
 
 import json
 import subprocess
+import types
 
 import pytest
 import torch
 
+import recompile.gpu
 from benchmarks import bench, bench_text, peaks
 from benchmarks.bench import Comparison, Peer, Way
 from benchmarks.bench_text import CPU, GPU
@@ -242,6 +244,19 @@ def test_the_ilp_says_what_it_needs():
         pytest.skip("it may run here")
     with pytest.raises((ImportError, AssertionError)):
         by_sac_ilp(*tiny())
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_a_target_has_all_that_its_plans_and_programs_ask_for(tmp_path, monkeypatch):
+    monkeypatch.setitem(peaks.RECIPES, "tiny", Recipe(tiny, ("Sequential",)))
+    target = bench.Target("tiny", bench.NONE, Store(tmp_path))
+    made = types.SimpleNamespace(
+        peak_bytes=100, estimated_peak_bytes=120, seconds=1e-3, seconds_with_spills=1e-3, num_launches=3,
+        saved_bytes=10, kernels=(),
+    )  # fmt: skip
+    monkeypatch.setattr(recompile.gpu, "program_for", lambda *args, **kwargs: made)
+    assert target.by_inductor(0.5)["code_bytes"] == 100
+    assert target.plan_for(100, "code", "roofline")["roofline_seconds"] == 1e-3
 
 
 @pytest.mark.slow
