@@ -17,8 +17,11 @@ import torch.fx as fx
 
 from recompile.channels_last import IN_MEMORY, lying_channels_last, on_cpu
 from recompile.dataflow import Dataflow
+from recompile.loops import BY_INDEX, BY_POSITION, bounds, through, walks_of
 from recompile.joint import Annotation, JointGraph, Kind
+from recompile.sizes import AT_HINTS
 from recompile.torch_private import RANDOM_FROM_SEED, SEEDS
+from recompile.work import name_of, words
 from recompile.view_copies import CopyTable, ViewCopy, view_copies
 
 aten = torch.ops.aten
@@ -30,7 +33,7 @@ MAX_OPS_INLINED = 100
 # ir.py, StorageBox.realize_hint: what reads fewer values than that is cheap enough to be computed once more.
 LEAST_READS_STORED_AHEAD = 2
 # ir.py, StorageBox.should_realize_on_reuse: on the CPU a reused expression with one of these is stored.
-DEAR_ON_CPU = (aten.exp.default, aten.sigmoid.default)
+DEAR_ON_CPU = words("exp log log10 log1p log2 sigmoid tanh")
 # torch._inductor's Triton heuristics loop over rows above 1024 elements; generated C++ always loops.
 LONGEST_ROW_ON_GPU = 1024
 LONGEST_ROW_ON_CPU = 1
@@ -64,6 +67,9 @@ class StoredOp:
     is_reduction: bool
     is_too_long: bool  # to be inlined
     is_too_dear: bool  # to be inlined into several readers
+    is_dear: bool = False  # to be computed anew for each element that a reader spreads it over
+    walks: tuple = ()  # on the CPU: what it reads, and how; see ``recompile.loops``
+    ends: frozenset[int] = frozenset()  # on the CPU: where its loops end
     is_copied: bool = False  # a view of the result is in memory: those who read the result itself have it inlined
 
 
@@ -85,11 +91,12 @@ class FusionFacts:
     stored_ops: dict[tuple, StoredOp] = field(default_factory=dict, repr=False)
     copies: dict[StoredOp, StoredOp] = field(default_factory=dict, repr=False)
     kernels: dict[tuple[StoredOp, ...], Any] = field(default_factory=dict, repr=False)
+    nests: dict[StoredOp, Any] = field(default_factory=dict, repr=False)
     fits: dict[tuple[int, int], bool] = field(default_factory=dict, repr=False)  # by the numbers of two shapes
 
     def forget(self) -> None:
         """Drop what was worked out for plans; equal ops and kernels are one object only from here on."""
-        for known in (self.stored_ops, self.copies, self.kernels):
+        for known in (self.stored_ops, self.copies, self.kernels, self.nests):
             known.clear()
 
     @functools.cached_property
@@ -106,6 +113,12 @@ class FusionFacts:
         counts = np.array([len(reads) for reads in self.flow.reads], dtype=np.int64)
         buffers = np.array([buffer for reads in self.flow.reads for buffer in reads], dtype=np.int64)
         return buffers, np.cumsum(counts) - counts, counts
+
+    @functools.cached_property
+    def asks(self) -> np.ndarray:
+        """By read, in the order of ``reads``: bits of what the reader asks for."""
+        flow = self.flow
+        return np.array([asked(flow, i, b) for i, reads in enumerate(flow.reads) for b in reads], dtype=np.int64)
 
     @functools.cached_property
     def shared_bytes(self) -> tuple[int, ...]:
@@ -161,6 +174,7 @@ class FusionFacts:
         reads = frozenset(in_memory).union(*(source.reads for source in inlined))
         members = frozenset((i,)).union(*(source.members for source in inlined))
         is_heavy = len(reads) > MAX_READS_WHEN_REUSED or len(members) > MAX_OPS_WHEN_REUSED
+        walks, ends = self.walked(i, sources) if self.loops_run_together else ((), frozenset())
         return StoredOp(
             op=i,
             reads=reads,
@@ -172,8 +186,40 @@ class FusionFacts:
             is_extern=self.flow.kind[i] not in (Kind.POINTWISE, Kind.REDUCTION),
             is_reduction=self.flow.kind[i] is Kind.REDUCTION,
             is_too_long=len(members) > MAX_OPS_INLINED,
+            walks=walks,
+            ends=ends,
             is_too_dear=is_heavy or not self.dear.isdisjoint(members),
+            is_dear=not self.dear.isdisjoint(members),
         )
+
+
+    @functools.cached_property
+    def walks(self):
+        return [walks_of(self.flow, i) for i in range(len(self.flow.nodes))]
+
+    @functools.cached_property
+    def ranges(self):
+        return [AT_HINTS.shape(v) if isinstance(v := node.meta.get("val"), torch.Tensor) else () for node in self.flow.nodes]
+
+    def walked(self, i, sources):
+        own, ends = self.walks[i]
+        inlined = {b: source for b, source in zip(self.flow.reads[i], sources, strict=True) if source is not None}
+        found, ends = {}, set(ends)
+        for b, walk in own:
+            source = inlined.get(b)
+            if source is None:
+                found[b, walk] = None
+                ends |= bounds(walk)
+                continue
+            for c, inner in source.walks:
+                w = through(walk, inner)
+                found[c, w] = None
+                ends |= bounds(w)
+            inside = 1
+            for size, stride in reversed(walk):
+                ends.update(inside * (end // stride) for end in source.ends if stride and stride <= end < stride * size)
+                inside *= size
+        return tuple(found), frozenset(ends)
 
 
 def fusion_facts(joint: JointGraph, flow: Dataflow) -> FusionFacts:
@@ -184,7 +230,7 @@ def fusion_facts(joint: JointGraph, flow: Dataflow) -> FusionFacts:
         shape=tuple(loop_shape(node, joint.notes, channels_last) for node in flow.nodes),
         flop=tuple(joint.notes[node].work.flop for node in flow.nodes),
         always_stored=frozenset(i for i, node in enumerate(flow.nodes) if node.target in RANDOM_FROM_SEED),
-        dear=frozenset(i for i, node in enumerate(flow.nodes) if is_on_cpu and node.target in DEAR_ON_CPU),
+        dear=frozenset(i for i, node in enumerate(flow.nodes) if is_on_cpu and name_of(node.target) in DEAR_ON_CPU),
         longest_row=LONGEST_ROW_ON_CPU if is_on_cpu else LONGEST_ROW_ON_GPU,
         loops_run_together=is_on_cpu,
         keeps_rows=is_on_cpu,
@@ -229,7 +275,31 @@ class ProgramOps:
 
 # Bits of ``ProgramOps.flags``: the result goes to memory whatever it takes to compute it; several ops read it; some op
 # of a later stretch reads it; a view of it may go to memory in its place.
-MUST_BE_STORED, HAS_MANY_READERS, IS_READ_LATER, MAY_BE_COPIED = 1, 2, 4, 8
+MUST_BE_STORED, HAS_MANY_READERS, IS_READ_LATER, MAY_BE_COPIED, IS_SPREAD = 1, 2, 4, 8, 16
+
+
+# Bits of ``FusionFacts.asks``: the reader wants it in memory; it reads elements of it more than once.
+WANTS_STORED, SPREADS = 1, 2
+# Ops that Inductor lowers to a loop which computes indices and values on its way; only what they write into is stored.
+SCATTERS = words("_unsafe_index_put _unsafe_masked_index_put_accumulate index_put scatter scatter_add scatter_reduce")
+
+
+def asked(flow: Dataflow, i: int, buffer: int) -> int:
+    """What op i asks for of a buffer that it reads: bits."""
+    node, bits = flow.nodes[i], 0
+    if flow.kind[i] is Kind.EXTERN:
+        is_scatter = name_of(node.target) in SCATTERS
+        if not is_scatter or flow.buffer[flow.inputs[i][0]] == buffer:
+            bits |= WANTS_STORED
+    elif flow.kind[i] is Kind.POINTWISE and not has_own_shape(node):
+        arguments = [a for a in flow.inputs[i] if flow.buffer[a] == buffer]
+        if any(1 <= flow.numel[buffer] < max(flow.numel[a], flow.numel[i]) for a in arguments):
+            bits |= SPREADS
+    return bits
+
+
+def has_own_shape(node: fx.Node) -> bool:
+    return name_of(node.target) in BY_INDEX | BY_POSITION
 
 
 def program_ops(
@@ -250,7 +320,10 @@ def program_ops(
     last_reader[read] = np.repeat(stretch, num_read)  # of several readers of a buffer the last one stays
     must = np.zeros(num_nodes, dtype=bool)
     must[list(kept)] = True
-    must[read[np.repeat(facts.is_library_call[ops], num_read)]] = True
+    asks = facts.asks[places]
+    must[read[asks & WANTS_STORED > 0]] = True
+    spread = np.zeros(num_nodes, dtype=bool)
+    spread[read[asks & SPREADS > 0]] = True
     result, fewer = facts.result, {}
     partial = {flow.op[b] for b in at_hand}.intersection(ops.tolist()) if at_hand else set()
     if partial:
@@ -261,6 +334,7 @@ def program_ops(
             result[i] = made[0] if can else -1
     result = result[ops]
     flags = MUST_BE_STORED * (must[result] | (result < 0)) + HAS_MANY_READERS * (num_readers[result] > 1)
+    flags += IS_SPREAD * spread[result]
     flags += IS_READ_LATER * (last_reader[result] > stretch)
     may_be_copied = np.zeros(num_nodes, dtype=bool)
     may_be_copied[facts.copy_table.ops_copied(program, num_nodes)] = True
@@ -300,15 +374,20 @@ def inline(
         if bits & MAY_BE_COPIED and may_be_copied(facts, op, bits):
             stored.append(op)
             inlined[made[0]] = facts.copied(op)
-        elif bits & MUST_BE_STORED or op.is_too_long or (bits & HAS_MANY_READERS and op.is_too_dear):
+        elif bits & MUST_BE_STORED or is_realized(op, bits):
             stored.append(op)
         else:
             inlined[made[0]] = op
     return stored
 
 
+def is_realized(op: StoredOp, bits: int) -> bool:
+    """Whether a result goes to memory for what it takes to compute it again."""
+    return op.is_too_long or bool(bits & HAS_MANY_READERS and op.is_too_dear) or bool(bits & IS_SPREAD and op.is_dear)
+
+
 def may_be_copied(facts: FusionFacts, op: StoredOp, bits: int) -> bool:
     """Whether only a view of the result goes to memory: nothing else would have stored the result before."""
-    if op.is_too_long or (bits & HAS_MANY_READERS and op.is_too_dear):
+    if is_realized(op, bits):
         return False
     return sum(facts.flow.numel[b] > 1 for b in op.reads) < LEAST_READS_STORED_AHEAD

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from recompile.cpu_fusion import fuse_on_cpu
 from recompile.fusion import Fusion, OpenKernel
 from recompile.inlining import IS_READ_LATER, FusionFacts, ProgramOps, StoredOp, inline, program_ops
 from recompile.kernels import Kernel, in_order, kernel_of
@@ -141,6 +142,9 @@ class Stretches:
         kept_for_others = (self._stored, self._fused, self._changes, self._states, self.facts.stored_ops)
         if sum(map(len, kept_for_others)) > MOST_KNOWN:
             self._forget()
+        if self.facts.loops_run_together:
+            stored = self._store_all(program_ops(self.facts, program, stretch, kept, at_hand))
+            return fuse_on_cpu(self.facts, [op for _, s in stored for op in s.ops], kept)
         return self._fuse_all(self._store_all(program_ops(self.facts, program, stretch, kept, at_hand)))
 
     # What goes to memory

@@ -27,10 +27,11 @@ from recompile.dataflow import (
     tangents_of,
 )
 from recompile.hardware import Hardware
-from recompile.inlining import LONGEST_ROW_ON_GPU, FusionFacts, fusion_facts
+from recompile.inlining import LONGEST_ROW_ON_GPU, FusionFacts, StoredOp, fusion_facts
 from recompile.joint import JointGraph, Kind
 from recompile.kernels import Kernel
 from recompile.lifetimes import DIES, FROM_LOOP, WRITTEN, lifetimes
+from recompile.loops import moving
 from recompile.splits import num_kernels
 from recompile.stretches import Stretches, backward_stretches, forward_stretches, stretches_of
 from recompile.work import name_of, words
@@ -262,7 +263,8 @@ class Timeline:
             allowed = before[maker] | 1 << maker
             for b in free if buffer not in self._laid_anew else ():
                 readers = sum(1 << k for k, op in enumerate(kernel.ops) if b in op.reads)
-                if size[b] == size[buffer] and b in kernel.ops[maker].reads and readers & ~allowed == 0:
+                is_there = b in kernel.ops[maker].reads and is_read_in_place(kernel.ops[maker], b)
+                if size[b] == size[buffer] and is_there and readers & ~allowed == 0:
                     free.remove(b)
                     reused += size[buffer]
                     break
@@ -288,6 +290,12 @@ class Timeline:
     def _seconds_to_move(self, moved_bytes: int) -> float:
         """A loop of its own that computes nothing to speak of."""
         return moved_bytes / self.hardware.byte_per_s + self.hardware.launch_s
+
+
+def is_read_in_place(op: StoredOp, buffer: int) -> bool:
+    """Whether an op reads a buffer element by element as it writes its result; on a GPU that is taken for granted."""
+    walks = [walk for b, walk in op.walks if b == buffer]
+    return all(len(moving(walk)) <= 1 for walk in walks)
 
 
 def more_kernels(flow: Dataflow, facts: FusionFacts, hardware: Hardware) -> dict[int, int]:
