@@ -8,13 +8,14 @@ is left. So a value between a producer and its reader that needs a reduction kee
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from recompile.fusion import LEAST_SHARED_BYTES, LONGEST_DISTANCE, MOST_OPS_FUSED, REUSE_WEIGHT
 from recompile.inlining import FusionFacts, StoredOp
 from recompile.kernels import Kernel, in_order, kernel_of
-from recompile.loops import moving, product, sizes_between, steps
+from recompile.loops import NOWHERE, moving, sizes_between, steps
 from recompile.torch_private_fusion import LONGEST_WAIT
 
 MOST_OPS_SIDE_BY_SIDE = 16  # config.cpp.max_horizontal_fusion_size
@@ -54,7 +55,7 @@ def new_nest(facts: FusionFacts, op: StoredOp) -> Nest:
             found[b, walk] = flow.size_bytes[b] * min(steps(walk), numel) // numel
         return found
 
-    walks = [(b, moving(walk)) for b, walk in op.walks if b >= 0]
+    walks = [(b, moving(walk)) for b, walk in op.walks if b != NOWHERE]
     unknown = op.reads.difference(b for b, _ in walks)
     reads = deps([*walks, *((b, ((flow.numel[b], 1),)) for b in sorted(unknown))])
     whole = ((shape.outer, 1),) if shape.outer > 1 else ()
@@ -243,7 +244,7 @@ class CpuFusion:
             return True
         if not one.reduced and one.outer == two.outer + two.reduced:
             return True
-        if one.reduced or two.reduced or product(one.outer) != product(two.outer):
+        if one.reduced or two.reduced or math.prod(one.outer) != math.prod(two.outer):
             return False
         coarse, fine = (one, two) if len(one.outer) < len(two.outer) else (two, one)
         return len(coarse.outer) == 1 and len(coarse.ops) == 1 and coarse.ranges == fine.ranges
@@ -301,6 +302,7 @@ class CpuFusion:
             first = two if coarse is one else one
         elif not is_outer and not one.is_reduction and two.is_reduction:
             first = two
+        writes = one.writes | two.writes
         group = Group(
             ops=one.ops + two.ops,
             bits=one.bits | two.bits,
@@ -310,8 +312,8 @@ class CpuFusion:
             outer=first.outer,
             reduced=first.reduced,
             ranges=one.ranges | two.ranges,
-            reads={dep: n for dep, n in (one.reads | two.reads).items() if dep not in one.writes and dep not in two.writes},
-            writes=one.writes | two.writes,
+            reads={dep: count for dep, count in (one.reads | two.reads).items() if dep not in writes},
+            writes=writes,
             reusable=one.reusable | two.reusable,
             is_extern=False,
             is_reduction=one.is_reduction or two.is_reduction,

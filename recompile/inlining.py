@@ -17,12 +17,12 @@ import torch.fx as fx
 
 from recompile.channels_last import IN_MEMORY, lying_channels_last, on_cpu
 from recompile.dataflow import Dataflow
-from recompile.loops import BY_INDEX, BY_POSITION, bounds, through, walks_of
 from recompile.joint import Annotation, JointGraph, Kind
+from recompile.loops import BY_INDEX, BY_POSITION, Access, first_tensor, walked, walks_of
 from recompile.sizes import AT_HINTS
 from recompile.torch_private import RANDOM_FROM_SEED, SEEDS
-from recompile.work import name_of, words
 from recompile.view_copies import CopyTable, ViewCopy, view_copies
+from recompile.work import name_of, words
 
 aten = torch.ops.aten
 
@@ -68,7 +68,7 @@ class StoredOp:
     is_too_long: bool  # to be inlined
     is_too_dear: bool  # to be inlined into several readers
     is_dear: bool = False  # to be computed anew for each element that a reader spreads it over
-    walks: tuple = ()  # on the CPU: what it reads, and how; see ``recompile.loops``
+    walks: tuple[Access, ...] = ()  # on the CPU: what it reads, and how; see ``recompile.loops``
     ends: frozenset[int] = frozenset()  # on the CPU: where its loops end
     is_copied: bool = False  # a view of the result is in memory: those who read the result itself have it inlined
 
@@ -192,34 +192,25 @@ class FusionFacts:
             is_dear=not self.dear.isdisjoint(members),
         )
 
+    @functools.cached_property
+    def walks(self) -> tuple[tuple[tuple[Access, ...], frozenset[int]], ...]:
+        """By node what it reads and how, on the CPU; see ``walks_of``."""
+        return tuple(walks_of(self.flow, i) for i in range(len(self.flow.nodes)))
 
     @functools.cached_property
-    def walks(self):
-        return [walks_of(self.flow, i) for i in range(len(self.flow.nodes))]
+    def ranges(self) -> tuple[tuple[int, ...], ...]:
+        """By node the sizes of its (first) result."""
+        vals = [first_tensor(node.meta.get("val")) for node in self.flow.nodes]
+        return tuple(() if val is None else AT_HINTS.shape(val) for val in vals)
 
-    @functools.cached_property
-    def ranges(self):
-        return [AT_HINTS.shape(v) if isinstance(v := node.meta.get("val"), torch.Tensor) else () for node in self.flow.nodes]
-
-    def walked(self, i, sources):
-        own, ends = self.walks[i]
-        inlined = {b: source for b, source in zip(self.flow.reads[i], sources, strict=True) if source is not None}
-        found, ends = {}, set(ends)
-        for b, walk in own:
-            source = inlined.get(b)
-            if source is None:
-                found[b, walk] = None
-                ends |= bounds(walk)
-                continue
-            for c, inner in source.walks:
-                w = through(walk, inner)
-                found[c, w] = None
-                ends |= bounds(w)
-            inside = 1
-            for size, stride in reversed(walk):
-                ends.update(inside * (end // stride) for end in source.ends if stride and stride <= end < stride * size)
-                inside *= size
-        return tuple(found), frozenset(ends)
+    def walked(self, i: int, sources: tuple[StoredOp | None, ...]) -> tuple[tuple[Access, ...], frozenset[int]]:
+        """What op i reads from memory, and where its loops end; see ``stored_op``."""
+        inlined = {
+            b: (source.walks, source.ends, source.shape.numel)
+            for b, source in zip(self.flow.reads[i], sources, strict=True)
+            if source is not None
+        }
+        return walked(*self.walks[i], inlined)
 
 
 def fusion_facts(joint: JointGraph, flow: Dataflow) -> FusionFacts:

@@ -64,7 +64,7 @@ def kernel_of(facts: FusionFacts, ops: tuple[StoredOp, ...]) -> Kernel:
         shape = next((op.shape for op in reversed(ops) if op.shape.inner > 1), ops[0].shape)
         spills = spilled_buffers(ops, shape, facts.longest_row)
         if facts.keeps_rows:
-            spills &= not_in_rows(ops, facts.always_stored)
+            spills = spills & not_in_rows(ops, facts.always_stored) | reduced_inside(ops)
         kernel = facts.kernels[ops] = Kernel(ops, shape, frozenset(spills))
     return kernel
 
@@ -121,6 +121,15 @@ def spilled_buffers(ops: Sequence[StoredOp], shape: OpShape, longest_row: int) -
         if op.is_reduction:
             reduced.update(op.makes)
     return spilled
+
+
+def reduced_inside(ops: Sequence[StoredOp]) -> set[int]:
+    """Results of reductions that the kernel itself reads: on the CPU in another nest of loops, through memory.
+
+    Only rows of more than one element are held locally (codegen/cpp.py ``try_outer_loop_fusion_with_local_buf``).
+    """
+    reads = frozenset(chain.from_iterable(op.reads for op in ops))
+    return {b for op in ops if op.is_reduction for b in op.makes if b in reads}
 
 
 def not_in_rows(ops: Sequence[StoredOp], random: frozenset[int]) -> set[int]:

@@ -8,8 +8,8 @@ the ops that are inlined. A *walk* is such an index: (size, stride) of each loop
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.fx as fx
@@ -20,11 +20,13 @@ from recompile.sizes import AT_HINTS
 from recompile.work import name_of, words
 
 Walk = tuple[tuple[int, int], ...]
+Access = tuple[int, Walk]  # of a buffer
 
 # Their result depends on where in the loop it is computed, so the loops of these dimensions stay apart.
 BY_POSITION = words("arange cat constant_pad_nd iota select_scatter slice_scatter")
 # The second argument says which rows of the first are read.
-BY_INDEX = words("embedding index_select")
+BY_INDEX = words("embedding")
+NOWHERE = -1
 
 
 def merged(walk: Iterable[tuple[int, int]]) -> Walk:
@@ -47,16 +49,11 @@ def moving(walk: Walk) -> Walk:
 
 def steps(walk: Walk) -> int:
     """Elements that a walk touches."""
-    count = 1
-    for size, stride in walk:
-        count *= size if stride else 1
-    return count
+    return math.prod(size for size, stride in walk if stride)
 
 
 def through(outer: Walk, inner: Walk) -> Walk:
     """The walk over a buffer of an op that walks by ``outer`` over a value which is computed along ``inner``."""
-    if product(size for size, _ in inner) < max((size * stride for size, stride in outer), default=0):
-        return outer  # a part of it is read from another place
     found: list[tuple[int, int]] = []
     for size, stride in outer:
         if not stride:
@@ -72,13 +69,6 @@ def through(outer: Walk, inner: Walk) -> Walk:
     return merged(found)
 
 
-def product(sizes: Iterable[int]) -> int:
-    count = 1
-    for size in sizes:
-        count *= size
-    return count
-
-
 def bounds(walk: Walk) -> frozenset[int]:
     """Where loops end: the elements inside of each but the outermost."""
     found, inside = set(), 1
@@ -89,76 +79,108 @@ def bounds(walk: Walk) -> frozenset[int]:
 
 
 def sizes_between(ends: Iterable[int], numel: int) -> tuple[int, ...]:
-    """The sizes of the loops that end there."""
-    inside = sorted({1, numel, *(end for end in ends if 1 < end < numel)}, reverse=True)
-    return tuple(outer // inner for outer, inner in pairwise(inside))
+    """The sizes of the loops over ``numel`` elements that end there."""
+    sizes, left = [], numel
+    for end in sorted({1, *ends}, reverse=True):
+        if 1 <= end < left and not left % end:
+            sizes.append(left // end)
+            left = end
+    return tuple(sizes)
 
 
-def walks_of(flow: Dataflow, i: int) -> tuple[tuple[tuple[int, Walk], ...], frozenset[int]]:
-    """The buffers that an op reads and its walks over them, and where its own loops end in any case."""
+def walked(
+    own: Iterable[Access], ends: Iterable[int], inlined: Mapping[int, tuple[Sequence[Access], Iterable[int], int]]
+) -> tuple[tuple[Access, ...], frozenset[int]]:
+    """What an op reads from memory, and where its loops end, with values inlined into it.
+
+    ``inlined``: by the buffer that would be behind a value the same of it, and its number of elements.
+    """
+    found: dict[Access, None] = {}
+    ends = set(ends)
+    for buffer, walk in own:
+        accesses, inner_ends, numel = inlined.get(buffer, ((), (), 0))
+        is_whole = all(size * stride <= numel for size, stride in walk)  # not a piece put into a larger value
+        if buffer not in inlined:
+            accesses, walks = ((buffer, walk),), [walk]
+        else:
+            walks = [through(walk, inner) if is_whole else walk for _, inner in accesses]
+            ends |= ends_through(walk, inner_ends) if is_whole else set()
+        found.update(((b, outer), None) for (b, _), outer in zip(accesses, walks, strict=True))
+        ends.update(*map(bounds, walks))
+    return tuple(found), frozenset(ends)
+
+
+def ends_through(walk: Walk, ends: Iterable[int]) -> set[int]:
+    """Where loops along a walk over a value end because the loops that compute the value end."""
+    found, inside = set(), 1
+    for size, stride in reversed(walk):
+        found.update(inside * (end // stride) for end in ends if stride and stride <= end < stride * size)
+        inside *= size
+    return found
+
+
+def walks_of(flow: Dataflow, i: int) -> tuple[tuple[Access, ...], frozenset[int]]:
+    """What a pointwise op or a reduction reads, each value by itself, and where its own loops end in any case.
+
+    An op that computes where it is reads, as it were, the buffer NOWHERE.
+    """
     node = flow.nodes[i]
-    val = _first_tensor(node.meta.get("val"))
-    if flow.kind[i] not in (Kind.POINTWISE, Kind.REDUCTION) or val is None:
+    val = first_tensor(node.meta.get("val"))
+    if val is None or flow.kind[i] not in (Kind.POINTWISE, Kind.REDUCTION):
         return (), frozenset()
     if flow.kind[i] is Kind.REDUCTION and node.all_input_nodes:
         return _walks_of_reduction(flow, node)
-    shape = AT_HINTS.shape(val)
-    order = sorted(range(len(shape)), key=lambda dim: -AT_HINTS.number(val.stride(dim)))
-    whole = merged((shape[dim], 1 if shape[dim] == 1 else AT_HINTS.number(val.stride(dim))) for dim in order)
-    ends = bounds(whole) if len(whole) > 1 else frozenset()
-    name = name_of(node.target)
-    if name in BY_POSITION:
-        ends |= bounds(tuple((shape[dim], 0) for dim in order))
-    found: list[tuple[int, Walk]] = []
+    shape, name = AT_HINTS.shape(val), name_of(node.target)
+    lies = _strides(val, shape)
+    order = sorted(range(len(shape)), key=lambda dim: -lies[dim])  # as it lies in memory
+    ends = bounds(tuple((shape[dim], 0) for dim in order)) if name in BY_POSITION else frozenset()
+    found: list[Access] = []
     if name in BY_POSITION and not node.all_input_nodes:
-        found.append((-1, ((flow.numel[i], 1),)))
+        found.append((NOWHERE, ((flow.numel[i], 1),)))
     for number, argument in enumerate(node.all_input_nodes):
         read = argument.meta.get("val")
         if not isinstance(read, torch.Tensor):
             continue
         strides = _strides(read, shape)
-        if name in BY_INDEX and number == 0:
-            strides = [0] * (len(shape) - 1) + [1]
-        elif name in BY_INDEX:
-            strides = [*(AT_HINTS.number(stride) for stride in read.stride()), 0]
-        if name in BY_POSITION and AT_HINTS.shape(read) != shape:
-            strides = _strides(val, shape)
+        if name in BY_INDEX:
+            num_row_dims = read.dim() - 1 if number == 0 else len(shape) - read.dim()
+            rows = _strides(read, AT_HINTS.shape(read))
+            strides = [0] * (len(shape) - num_row_dims) + rows[1:] if number == 0 else rows + [0] * num_row_dims
+        elif name in BY_POSITION and AT_HINTS.shape(read) != shape:
+            strides = lies
         found.append((flow.buffer[flow.index[argument]], merged((shape[dim], strides[dim]) for dim in order)))
     return tuple(found), ends
 
 
-def _walks_of_reduction(flow: Dataflow, node: fx.Node) -> tuple[tuple[tuple[int, Walk], ...], frozenset[int]]:
-    source = _first_tensor(node.all_input_nodes[0].meta.get("val"))
+def _walks_of_reduction(flow: Dataflow, node: fx.Node) -> tuple[tuple[Access, ...], frozenset[int]]:
+    """The loops over what is kept lie outside of those over what is reduced."""
+    source = first_tensor(node.all_input_nodes[0].meta.get("val"))
     if source is None:
         return (), frozenset()
     shape = AT_HINTS.shape(source)
     dims = node.args[1] if len(node.args) > 1 else None
     dims = [dims] if isinstance(dims, int) else dims
-    reduced = sorted(dim % len(shape) for dim in dims) if isinstance(dims, list | tuple) and dims else range(len(shape))
-    order = [dim for dim in range(len(shape)) if dim not in reduced] + list(reduced)
+    is_named = isinstance(dims, list | tuple) and bool(dims)
+    reduced = sorted(dim % len(shape) for dim in dims) if is_named else list(range(len(shape)))
+    order = [dim for dim in range(len(shape)) if dim not in reduced] + reduced
     found = []
     for argument in node.all_input_nodes:
         read = argument.meta.get("val")
         if isinstance(read, torch.Tensor):
             strides = _strides(read, shape)
             found.append((flow.buffer[flow.index[argument]], merged((shape[dim], strides[dim]) for dim in order)))
-    inner = 1
-    for dim in reduced:
-        inner *= shape[dim]
-    return tuple(found), frozenset((inner,))
+    return tuple(found), frozenset((math.prod(shape[dim] for dim in reduced),))
 
 
 def _strides(read: torch.Tensor, shape: Sequence[int]) -> list[int]:
-    """Strides of a value in a loop over ``shape``, 0 where it is broadcast; as it lies itself where it does not fit."""
+    """Strides of a value in loops over ``shape``, 0 where it is broadcast."""
     sizes = AT_HINTS.shape(read)
-    missing = len(shape) - len(sizes)
-    strides = [0] * missing + [
-        0 if size == 1 else AT_HINTS.number(stride) for size, stride in zip(sizes, read.stride(), strict=True)
-    ]
-    return strides[-len(shape) :] if shape else []
+    strides = [0] * (len(shape) - len(sizes))
+    strides += [0 if n == 1 else AT_HINTS.number(stride) for n, stride in zip(sizes, read.stride(), strict=True)]
+    return strides[len(strides) - len(shape) :]
 
 
-def _first_tensor(val: object) -> torch.Tensor | None:
+def first_tensor(val: object) -> torch.Tensor | None:
     if isinstance(val, list | tuple):
         val = next((item for item in val if isinstance(item, torch.Tensor)), None)
     return val if isinstance(val, torch.Tensor) else None

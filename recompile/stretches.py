@@ -135,17 +135,14 @@ class Stretches:
     def kernels(
         self, program: np.ndarray, stretch: np.ndarray, kept: Collection[int], at_hand: Collection[int]
     ) -> list[Kernel]:
-        """The kernels of a program in order, as ``fuse`` of ``store_ops`` would give them; arguments as there.
-
-        ``stretch``: the number of the stretch of each node, ascending.
-        """
+        """The kernels of a program in order; ``stretch``: of each node, ascending. Else see ``store_ops``, ``fuse``."""
         kept_for_others = (self._stored, self._fused, self._changes, self._states, self.facts.stored_ops)
         if sum(map(len, kept_for_others)) > MOST_KNOWN:
             self._forget()
+        stored = self._store_all(program_ops(self.facts, program, stretch, kept, at_hand))
         if self.facts.loops_run_together:
-            stored = self._store_all(program_ops(self.facts, program, stretch, kept, at_hand))
-            return fuse_on_cpu(self.facts, [op for _, s in stored for op in s.ops], kept)
-        return self._fuse_all(self._store_all(program_ops(self.facts, program, stretch, kept, at_hand)))
+            return fuse_on_cpu(self.facts, [op for _, stretch in stored for op in stretch.ops], kept)
+        return self._fuse_all(stored)
 
     # What goes to memory
 

@@ -2,6 +2,9 @@
 all kernels. Slow and short; what ``recompile.timeline`` gives must equal it in every figure.
 """
 
+from dataclasses import replace
+
+from recompile.cpu_fusion import CpuFusion
 from recompile.dataflow import tangents_of
 from recompile.fusion import (
     LEAST_SHARED_BYTES,
@@ -15,10 +18,14 @@ from recompile.inlining import (
     MAX_OPS_INLINED,
     MAX_OPS_WHEN_REUSED,
     MAX_READS_WHEN_REUSED,
+    SPREADS,
+    WANTS_STORED,
     StoredOp,
+    asked,
 )
 from recompile.joint import Kind, Side
-from recompile.kernels import not_in_rows, spilled_buffers
+from recompile.kernels import in_order, kernel_of, not_in_rows, reduced_inside, spilled_buffers
+from recompile.timeline import is_read_in_place
 
 
 def ancestors(flow, roots, done=()):
@@ -57,20 +64,23 @@ def stored_ops(facts, program, kept, at_hand):
         is_extern = flow.kind[i] not in (Kind.POINTWISE, Kind.REDUCTION)
         is_reduction = flow.kind[i] is Kind.REDUCTION
         op = StoredOp(i, reads, makes, members, 0, facts.shape[i], 0, is_extern, is_reduction, False, False)
+        walks, ends = facts.walked(i, tuple(map(known.get, flow.reads[i]))) if facts.loops_run_together else ((), ())
+        op = replace(op, walks=walks, ends=frozenset(ends))
         users = [u for u in ops for b in makes[:1] if b in flow.reads[u]]
+        asks = {bit for u in users for bit in (WANTS_STORED, SPREADS) if asked(flow, u, makes[0]) & bit}
         is_copied = i in copies and len(runs.intersection(copies[i].readers)) > 1 and makes and makes[0] not in kept
         is_heavy = len(reads) > MAX_READS_WHEN_REUSED or len(members) > MAX_OPS_WHEN_REUSED
+        is_dear = len(members) > MAX_OPS_INLINED or (len(users) > 1 and (is_heavy or members & facts.dear))
+        is_dear = is_dear or (SPREADS in asks and members & facts.dear)
         if (
             flow.kind[i] is not Kind.POINTWISE
             or len(makes) != 1
             or i in facts.always_stored
             or makes[0] in kept
-            or any(flow.kind[u] is Kind.EXTERN for u in users)
-            or len(members) > MAX_OPS_INLINED
-            or (len(users) > 1 and (is_heavy or members & facts.dear))
+            or WANTS_STORED in asks
+            or is_dear
         ):
             stored.append(op)
-            is_dear = len(members) > MAX_OPS_INLINED or (len(users) > 1 and (is_heavy or members & facts.dear))
             if is_copied and not is_dear and sum(flow.numel[b] > 1 for b in reads) < LEAST_READS_STORED_AHEAD:
                 inlined[makes[0]], copied[makes[0]] = op, copies[i]
         else:
@@ -164,8 +174,32 @@ class Kernels:
                 home = old
 
 
-def fused(facts, stored):
+class PlainCpuFusion(CpuFusion):
+    """Every pair looked at anew in every round; a cycle found by walking along the kernels."""
+
+    def new_pairs(self, groups, fresh):
+        return super().new_pairs(groups, {id(group) for group in groups})
+
+    def is_cyclic(self, one, two):
+        merged, seen, pending = {id(one), id(two)}, set(), [one, two]
+        while pending:
+            group = pending.pop()
+            sources = {self.maker[b] for op in group.ops for b in op.reads if b in self.maker}
+            for source in (self.group_of[k] for k in sources):
+                if id(source) in merged and id(group) not in merged:
+                    return True
+                if id(source) not in merged | seen:
+                    seen.add(id(source))
+                    pending.append(source)
+        return False
+
+
+def fused(facts, stored, kept):
     """Kernels as (ops, loop shape), in order."""
+    if facts.loops_run_together:
+        groups = sorted(PlainCpuFusion(facts, stored, kept).run(), key=lambda group: group.first)
+        kernels = in_order([kernel_of(facts, tuple(group.ops)) for group in groups])
+        return [(list(kernel.ops), kernel.shape) for kernel in kernels]
     found = Kernels(facts.shared_bytes, stored)
     for position, op in enumerate(stored):
         found.place(position, op)
@@ -186,13 +220,13 @@ def fused(facts, stored):
 def run(timeline, phase, program, kept, releasable, held, at_hand=frozenset()):
     facts, flow, hardware = timeline.facts, timeline.flow, timeline.hardware
     size, tangents = flow.size_bytes, set(tangents_of(flow))
-    kernels = fused(facts, stored_ops(facts, program, kept, at_hand))
+    kernels = fused(facts, stored_ops(facts, program, kept, at_hand), kept)
     reads = [set().union(*(op.reads for op in ops)) for ops, _ in kernels]
     makes = [{b for op in ops for b in op.makes} for ops, _ in kernels]
     stored = set()
     for k, (ops, shape) in enumerate(kernels):
         spills = spilled_buffers(ops, shape, facts.longest_row)
-        stored |= spills & not_in_rows(ops, facts.always_stored) if facts.keeps_rows else spills
+        stored |= spills & not_in_rows(ops, facts.always_stored) | reduced_inside(ops) if facts.keeps_rows else spills
         elsewhere = kept.union(*(r for j, r in enumerate(reads) if j != k))
         stored |= makes[k] if ops[0].is_extern else makes[k] & elsewhere
     last = {b: k for k in range(len(kernels)) for b in reads[k] | makes[k]}
@@ -244,7 +278,8 @@ def in_place(timeline, ops, made, free):
                 wanted |= ops[k].reads
         for b in free:
             readers = {k for k, op in enumerate(ops) if b in op.reads}
-            if size[b] == size[buffer] and maker in readers and readers <= allowed:
+            is_there = maker in readers and is_read_in_place(ops[maker], b)
+            if size[b] == size[buffer] and is_there and readers <= allowed:
                 free.remove(b)
                 reused += size[buffer]
                 break

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recompile.cpu_fusion import fuse_on_cpu
 from recompile.dataflow import dataflow_of
 from recompile.fusion import fuse
 from recompile.inlining import fusion_facts, loop_shape, store_ops
 from recompile.lifetimes import stored_buffers
+from recompile.timeline import is_read_in_place
 from tests.notation import annotated
 
 
@@ -34,7 +36,8 @@ def stored(text, device="meta"):
 
 
 def kernels_of(facts):
-    return fuse(facts, store_ops(facts, *forward_of(facts)))
+    stored = store_ops(facts, *forward_of(facts))
+    return fuse_on_cpu(facts, stored, forward_of(facts)[1]) if facts.loops_run_together else fuse(facts, stored)
 
 
 def kernels(text, device="meta"):
@@ -288,7 +291,7 @@ def test_a_value_read_after_a_reduction_over_more_than_1024_elements_is_spilled(
 
 def test_on_the_cpu_every_reduced_row_is_a_loop_that_holds_a_row():
     text = "x = input 4x8\nm = amax x [1] True\ns = sub x m\ne = exp s\nz = sum e [1] True\ny = div e z\nreturn y |"
-    assert (kernels(text, "cpu"), in_memory(text, "cpu")) == ("m+e+z+y", "y")  # exp is dear: computed once
+    assert (kernels(text, "cpu"), in_memory(text, "cpu")) == ("m+e+z+y", "m z y")  # exp is dear: computed once
     assert (kernels(text), in_memory(text)) == ("m+z+y", "y")
 
 
@@ -314,3 +317,65 @@ def test_a_reduction_loops_over_its_results_and_the_elements_of_each(op, outer, 
     notes = annotated(f"x = input 2x3x4\ny = {op}\nreturn y |").notes
     shape = loop_shape(next(node for node in notes if node.name == "y"), notes)
     assert (shape.outer, shape.inner, shape.reduces_rows, shape.numel) == (outer, inner, reduces_rows, outer * inner)
+
+
+# Loops in C++: what Inductor 2.13 makes of the same functions
+
+
+def test_on_the_cpu_a_sum_between_two_loops_keeps_them_apart():
+    """The loop over all 512 elements of p is no loop over rows, as that of the sum is; y needs the sum."""
+    text = "x = input 64x8\np = sin x\ns = sum p [1] True\ny = div p s\nreturn p y |"
+    assert (kernels(text), kernels(text, "cpu")) == ("p+s+y", "p s+y")
+
+
+def test_on_the_cpu_a_sum_over_columns_is_a_loop_of_its_own():
+    text = "x = input 64x8\np = sin x\ns = sum p [0] True\ny = div p s\nreturn p y |"
+    assert kernels(text, "cpu") == "p s y"
+
+
+def test_on_the_cpu_rows_that_are_scaled_are_summed_in_the_loop_that_scales_them():
+    """p reads r once a row, so its loops are those of the sum."""
+    text = "x = input 64x8\nr = input 64x1\np = mul x r\ns = sum p [1] True\ny = div p s\nreturn p y |"
+    assert kernels(text, "cpu") == "p+s+y"
+
+
+def test_on_the_cpu_what_shares_most_is_fused_first():
+    """b shares u with a, u and v with d, which needs a library call that needs a: with a it could not run beside d."""
+    text = """
+        u = input 64x8
+        v = input 64x8
+        w = input 8x8
+        a = sin u
+        b = mul u v
+        c = mm a w
+        d = addcmul c u v
+        return a b d |
+    """
+    assert (kernels(text), kernels(text, "cpu")) == ("a+b c d", "a c b+d")
+
+
+@pytest.mark.parametrize(("op", "found"), [("log", "e(primals_1), y(primals_2 e)"), ("sin", "y(primals_1 primals_2)")])
+def test_on_the_cpu_a_dear_value_is_stored_for_a_reader_that_spreads_it(op, found):
+    text = f"r = input 1x8\nx = input 64x8\ne = {op} r\ny = add e x\nreturn y |"
+    assert (stored(text), stored(text, "cpu")) == ("y(primals_1 primals_2)", found)
+
+
+def test_a_scatter_computes_what_it_writes_on_its_way():
+    text = """
+        x = input 64x8
+        i = input 64 int64
+        z = full [16,8] 0
+        j = abs i
+        v = mul x 2
+        y = index_put z [j] v True
+        return y |
+    """
+    assert stored(text, "cpu") == "z(), y(primals_1 primals_2 z)"
+
+
+def test_on_the_cpu_only_what_is_read_in_the_order_of_writing_is_written_over():
+    """The copy of a's transpose takes memory of its own."""
+    for text, both in (("y = sin a", 1), ("t = t a\ny = clone t memory_format=torch.contiguous_format", 2)):
+        facts = facts_of(f"x = input 64x8\nw = input 8x8\na = mm x w\n{text}\nreturn y |", "cpu")
+        (op,) = (op for op in store_ops(facts, *forward_of(facts)) if not op.is_extern)
+        assert is_read_in_place(op, *op.reads) == (both == 1)
