@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from recompile.channels_last import biased_apart, copied_for_layout, laid_anew, on_cpu
+from recompile.channels_last import biased_apart, copied_for_layout, forward_convolutions, laid_anew, on_cpu
 from recompile.chip import CHIPS
 from recompile.dataflow import (
     Dataflow,
@@ -128,7 +128,8 @@ class Timeline:
         self._more_kernels = more_kernels(self.flow, self.facts, hardware)
         self.stretches = Stretches(self.facts)
         self._numbers = {"forward": forward_stretches(self.facts), "backward": backward_stretches(self.facts)}
-        self._steps: dict[tuple[Kernel, bytes], Step] = {}
+        self._convolutions = frozenset(forward_convolutions(self.flow))
+        self._steps: dict[tuple[Kernel, bytes, bool], Step] = {}
 
     def simulate(self, saved: frozenset[int]) -> Simulation:
         """The step when exactly the node indices ``saved`` (and inputs) are handed to backward."""
@@ -168,8 +169,9 @@ class Timeline:
         fates = lifetimes(kernels, len(self.flow.nodes), kept, releasable.keys())
         if len(self._steps) > MOST_STEPS:
             self._steps.clear()
-        known = self._steps
-        steps = [known.get(key) or self._new_step(*key) for key in zip(kernels, fates, strict=True)]
+        known, lays_anew = self._steps, self._lays_anew(phase, program)
+        keys = [(kernel, fate, lays_anew) for kernel, fate in zip(kernels, fates, strict=True)]
+        steps = [known.get(key) or self._new_step(*key) for key in keys]
         live_bytes = self._live_bytes_of(steps, held_bytes + sum(releasable.values()))
         return tuple(step.node for step in steps), live_bytes, self._seconds_of(steps)
 
@@ -204,19 +206,28 @@ class Timeline:
                 split |= step.split
         return tuple(seconds)
 
-    def _new_step(self, kernel: Kernel, fate: bytes) -> Step:
+    def _lays_anew(self, phase: str, program: Sequence[int]) -> bool:
+        """Whether the program has ``laid_anew`` copied: backward only if it rebuilds a convolution's result.
+
+        Without a convolution of forward Inductor chooses no layout for a graph, so what ``convolution_backward`` reads
+        is written as it was traced, without a copy (torch/_inductor/kernel/conv.py ``constrain_conv_bwd_to_fx_strides``).
+        """
+        return bool(self._laid_anew) and (phase == "forward" or not self._convolutions.isdisjoint(program))
+
+    def _new_step(self, kernel: Kernel, fate: bytes, lays_anew: bool) -> Step:
         """What the kernel does when this becomes of the buffers that it touches; see ``lifetimes``."""
         size = self.flow.size_bytes
         fates = list(zip(kernel.touches.tolist(), fate, strict=True))
         made = [b for b, bits in fates if bits & WRITTEN]
         dying = [b for b, bits in fates if bits & DIES]
-        reused = self._bytes_reused(kernel, made, dying)
+        anew = self._laid_anew if lays_anew else frozenset()
+        reused = self._bytes_reused(kernel, made, dying, anew)
         first = kernel.ops[0]
         dropped = sum(size[b] for b in self.flow.makes[first.op] if b not in first.makes) if kernel.is_extern else 0
         bias, copied_bytes = self._copied_bias.get(first.op, (None, 0))
         if not any(b == bias and bits & FROM_LOOP for b, bits in fates):
             copied_bytes = 0
-        laid_anew_bytes = sum(size[b] for b in made if b in self._laid_anew)
+        laid_anew_bytes = sum(size[b] for b in made if b in anew)
         finishes = self._finishes(kernel)
         step = Step(
             node=first.op,
@@ -230,7 +241,7 @@ class Timeline:
             joins=frozenset(i for i in finishes if self._needs_nothing_after(kernel, i)),
             is_loop=not kernel.is_extern,
         )
-        self._steps[kernel, fate] = step
+        self._steps[kernel, fate, lays_anew] = step
         return step
 
     def _finishes(self, kernel: Kernel) -> frozenset[int]:
@@ -242,7 +253,9 @@ class Timeline:
         """Whether all that the kernel reads is there when op i has run, as far as the order of the graph tells."""
         return all(self.flow.is_input[b] or self.flow.op[b] <= i for b in kernel.reads.difference(kernel.makes))
 
-    def _bytes_reused(self, kernel: Kernel, made: Sequence[int], dying: Sequence[int]) -> int:
+    def _bytes_reused(
+        self, kernel: Kernel, made: Sequence[int], dying: Sequence[int], laid_anew: Collection[int]
+    ) -> int:
         """Bytes of results written over inputs that die in the same kernel (Inductor's in-place buffers).
 
         A result may take an input's place when its op reads it and every other reader in the kernel runs before it.
@@ -261,7 +274,7 @@ class Timeline:
         for buffer in sorted(made):
             maker = makers[buffer]
             allowed = before[maker] | 1 << maker
-            for b in free if buffer not in self._laid_anew else ():
+            for b in free if buffer not in laid_anew else ():
                 readers = sum(1 << k for k, op in enumerate(kernel.ops) if b in op.reads)
                 is_there = b in kernel.ops[maker].reads and is_read_in_place(kernel.ops[maker], b)
                 if size[b] == size[buffer] and is_there and readers & ~allowed == 0:
