@@ -210,7 +210,7 @@ class Timeline:
         """Whether the program has ``laid_anew`` copied: backward only if it rebuilds a convolution's result.
 
         Without a convolution of forward Inductor chooses no layout for a graph, so what ``convolution_backward`` reads
-        is written as it was traced, without a copy (torch/_inductor/kernel/conv.py ``constrain_conv_bwd_to_fx_strides``).
+        is written as it was traced (torch/_inductor/kernel/conv.py ``constrain_conv_bwd_to_fx_strides``).
         """
         return bool(self._laid_anew) and (phase == "forward" or not self._convolutions.isdisjoint(program))
 

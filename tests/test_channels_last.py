@@ -103,6 +103,28 @@ def test_what_loops_make_in_another_shape_than_a_convolution_reads_is_copied(dev
         assert [bytes_ - copies_bytes for bytes_ in live] == [65536, num_images * 65536, 2 * 65536]
 
 
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_a_gradient_is_written_as_backward_reads_it_unless_that_rebuilds_a_convolution(device):
+    """With s there are y, t, the copies of x and w, and, if y is to be rebuilt later, the copy of s."""
+    timeline = step(
+        f"""t = tangent 2x128x8x8
+            v = view t [2,32,256]
+            s = sin v
+            u = view s [2,128,8,8]
+            g = convolution_backward u x w None {ONE_BY_ONE} [True,True,False]
+            gx = getitem g 0
+            gw = getitem g 1
+            h = mul gx y
+            return y | gw h""",
+        device=device,
+    )
+    node = {node.name: i for i, node in enumerate(timeline.flow.nodes)}
+    for saved, num_images in [({node["y"]}, 3), (set(), 4)]:
+        moments = timeline.simulate(frozenset(saved)).moments
+        (live,) = [m.live_bytes for m in moments if m.node == node["s"]]
+        assert live - 65536 - 589824 == num_images * 65536
+
+
 POOLED = """
     a = sin y
     n = neg x
