@@ -9,10 +9,10 @@ is left. So a value between a producer and its reader that needs a reduction kee
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from recompile.fusion import LEAST_SHARED_BYTES, LONGEST_DISTANCE, MOST_OPS_FUSED, REUSE_WEIGHT
+from recompile.fusion import LEAST_SHARED_BYTES, LONGEST_DISTANCE, MOST_OPS_FUSED, REUSE_WEIGHT, bits_of
 from recompile.inlining import FusionFacts, StoredOp
 from recompile.kernels import Kernel, in_order, kernel_of
 from recompile.loops import NOWHERE, moving, sizes_between, steps
@@ -35,6 +35,9 @@ class Nest:
     writes: dict[Dep, int]
 
 
+NOTHING = Nest((), (), (), {}, {})
+
+
 def nest_of(facts: FusionFacts, op: StoredOp) -> Nest:
     nest = facts.nests.get(op)
     if nest is None:
@@ -43,6 +46,7 @@ def nest_of(facts: FusionFacts, op: StoredOp) -> Nest:
 
 
 def new_nest(facts: FusionFacts, op: StoredOp) -> Nest:
+    """Loops and accesses of an op; what it is not known how to read counts as read in order."""
     flow, shape = facts.flow, op.shape
     inner = shape.inner if op.is_reduction else 1
     outer = sizes_between({end // inner for end in op.ends if end > inner}, shape.outer)
@@ -93,42 +97,44 @@ class CpuFusion:
     def __init__(self, facts: FusionFacts, stored: Sequence[StoredOp], kept: Collection[int]):
         self.facts, self.kept = facts, kept
         self.maker: dict[int, int] = {}
-        self.readers: dict[int, list[int]] = {}
-        self.single: list[Group] = []
-        size = facts.flow.size_bytes
-        for op in stored:
-            for b in op.reads:
-                self.readers.setdefault(b, []).append(len(self.readers))
-        counts = {b: 0 for op in stored for b in op.makes}
         self.last_reader: dict[int, int] = {}
+        counts = dict.fromkeys((b for op in stored for b in op.makes), 0)
         for k, op in enumerate(stored):
             for b in op.reads:
                 self.last_reader[b] = k
                 if b in counts:
                     counts[b] += 1
+        self.single: list[Group] = []  # the ops as groups of one, by position
         for k, op in enumerate(stored):
-            before = 0
-            for b in op.reads:
-                if b in self.maker:
-                    maker = self.maker[b]
-                    before |= self.single[maker].before | 1 << maker
-            nest = None if op.is_extern else nest_of(facts, op)
-            self.single.append(
-                Group(
-                    [op], 1 << k, before, k, k,
-                    nest.outer if nest else (), nest.reduced if nest else (), {nest.ranges} if nest else set(),
-                    nest.reads if nest else {}, nest.writes if nest else {},
-                    {b: size[b] for b in op.reads if counts.get(b) == 1 and b not in kept},
-                    op.is_extern, op.is_reduction,
-                    nests=[(nest.outer, nest.reduced)] if nest else [],
-                )
-            )  # fmt: skip
-            for b in op.makes:
-                self.maker[b] = k
-        self.group_of = list(self.single)
+            self.single.append(self.group_of_one(k, op, {b for b in op.reads if counts.get(b) == 1 and b not in kept}))
+            self.maker.update((b, k) for b in op.makes)
+        self.group_of = list(self.single)  # by position
         self.fused: list[Group] = []
 
+    def group_of_one(self, k: int, op: StoredOp, reusable: Collection[int]) -> Group:
+        before = 0
+        for b in op.reads & self.maker.keys():
+            before |= self.single[self.maker[b]].before | 1 << self.maker[b]
+        nest = NOTHING if op.is_extern else nest_of(self.facts, op)
+        return Group(
+            ops=[op],
+            bits=1 << k,
+            before=before,
+            first=k,
+            last=k,
+            outer=nest.outer,
+            reduced=nest.reduced,
+            ranges={nest.ranges},
+            reads=nest.reads,
+            writes=nest.writes,
+            reusable={b: self.facts.flow.size_bytes[b] for b in reusable},
+            is_extern=op.is_extern,
+            is_reduction=op.is_reduction,
+            nests=[(nest.outer, nest.reduced)],
+        )
+
     def run(self) -> list[Group]:
+        """Rounds until nothing fuses: the pairs within one nest as long as there are any, then those side by side."""
         groups = list(self.single)
         fresh = {id(g) for g in groups}
         pending: list[tuple[Group, Group]] = []
@@ -152,9 +158,11 @@ class CpuFusion:
         return groups
 
     def now(self, group: Group) -> Group:
+        """What a group has become part of."""
         return self.group_of[group.first]
 
     def in_order(self, groups: Collection[Group]) -> list[Group]:
+        """By their first op, each preceded by what it reads from (``topological_sort_schedule``)."""
         done, found = set(), []
 
         def visit(group: Group) -> None:
@@ -171,6 +179,7 @@ class CpuFusion:
         return found
 
     def new_pairs(self, groups: Sequence[Group], fresh: Collection[int]) -> list[tuple[Group, Group]]:
+        """Pairs that share a buffer and may fuse, one of each in ``fresh``: what others could not they still cannot."""
         by_buffer: dict[int, list[Group]] = {}
         for group in groups:
             if not group.is_extern:
@@ -189,6 +198,7 @@ class CpuFusion:
         return found
 
     def shared_bytes(self, one: Group, two: Group) -> int:
+        """Bytes that both access in the same order (``score_fusion_memory``)."""
         few, many = sorted((one, two), key=lambda g: len(g.reads) + len(g.writes))
         return sum(
             count
@@ -198,10 +208,12 @@ class CpuFusion:
         )
 
     def score(self, one: Group, two: Group) -> tuple[int, int, int]:
+        """Which pairs go first: two of a kind, those that share most, those that stand close."""
         shared = self.shared_bytes(one, two)
         return int(one.is_reduction == two.is_reduction and shared > 0), shared, -distance(one, two)
 
     def can_fuse(self, one: Group, two: Group) -> bool:
+        """``Scheduler._can_fuse``; ``one`` runs before ``two`` if either needs the other."""
         if one is two or two.bits & one.before:
             return False
         is_producer = bool(one.bits & two.before)
@@ -234,6 +246,7 @@ class CpuFusion:
         return True
 
     def is_inside(self, one: Group, two: Group) -> bool:
+        """Whether a reader runs in its producer's loops, and not in a nest beside them."""
         return self.is_same_nest(one, two) and not one.is_reduction
 
     def is_same_nest(self, one: Group, two: Group) -> bool:
@@ -262,9 +275,11 @@ class CpuFusion:
         return depth if depth == (one.depth or two.depth or depth) else 0
 
     def is_outer(self, one: Group, two: Group) -> bool:
+        """Whether they share outer loops only (``get_fusion_pair_priority``)."""
         return bool(one.bits & two.before) and not self.is_inside(one, two)
 
     def is_cyclic(self, one: Group, two: Group) -> bool:
+        """Whether, with what was fused before, a path leads from one of the two out and back to the other."""
         own = one.bits | two.bits
         before = (one.before | two.before) & ~own
         grown = True
@@ -294,12 +309,12 @@ class CpuFusion:
         return held_bytes > sum(made.values())
 
     def fuse(self, one: Group, two: Group) -> Group:
+        """Make one group of two; it has the loops of a reduction in it, else the finer ones."""
         is_outer = self.is_outer(one, two)
         depth = self.outer_depth(one, two) if is_outer else 0
-        first, coarse = one, one
-        if not is_outer and not one.reduced and not two.reduced and one.outer != two.outer:
-            coarse = one if len(one.outer) < len(two.outer) else two
-            first = two if coarse is one else one
+        first = one
+        if not is_outer and not one.reduced and not two.reduced:
+            first = two if len(one.outer) < len(two.outer) else one
         elif not is_outer and not one.is_reduction and two.is_reduction:
             first = two
         writes = one.writes | two.writes
@@ -320,23 +335,18 @@ class CpuFusion:
             depth=depth,
             nests=[*one.nests, *two.nests] if is_outer else [(first.outer, first.reduced)],
         )
-        for k in bits_of(group.bits):
-            self.group_of[k] = group
+        for bit in bits_of(group.bits):
+            self.group_of[bit.bit_length() - 1] = group
         self.fused = [g for g in self.fused if g is not one and g is not two] + [group]
         return group
 
 
-def bits_of(mask: int) -> Iterator[int]:
-    while mask:
-        lowest = mask & -mask
-        yield lowest.bit_length() - 1
-        mask ^= lowest
-
-
 def distance(one: Group, two: Group) -> int:
+    """How far apart the two stand in the program (``are_long_distant_nodes``)."""
     return max(abs(one.first - two.last), abs(two.first - one.last))
 
 
 def fuse_on_cpu(facts: FusionFacts, stored: Sequence[StoredOp], kept: Collection[int]) -> list[Kernel]:
+    """Merge stored ops into kernels of C++ and return these in order; ``kept``: buffers that outlive the program."""
     groups = CpuFusion(facts, stored, kept).run()
     return in_order([kernel_of(facts, tuple(g.ops)) for g in sorted(groups, key=lambda g: g.first)])
