@@ -25,12 +25,11 @@ from recompile.cpu_fusion import fuse_on_cpu
 from recompile.fusion import Fusion, OpenKernel
 from recompile.inlining import IS_READ_LATER, FusionFacts, ProgramOps, StoredOp, inline, program_ops
 from recompile.kernels import Kernel, in_order, kernel_of
+from recompile.looks import cut_alike, looks_of
 
 # Nodes of forward, or nodes that only backward runs, in a stretch: fewer make more look-ups, more are found less often.
 NODES_PER_STRETCH = 128
 NODES_PER_REBUILT_STRETCH = 256  # as many as one node of backward may need rebuilt, in a row
-# How far nodes are told apart by what they are computed from (steps back).
-NEIGHBOURS_SEEN = 3
 # With more open kernels than that the rest of a program is fused in one go: a plan that rebuilds most of forward before
 # it reads it has them all open, and comparing them costs more than is saved.
 MOST_KERNELS_KEPT = 128
@@ -162,14 +161,26 @@ class Stretches:
             key = (carried, ops[4 * start : 4 * end], flags[start:end], tuple(fewer.items()))
             stretch = self._stored.get(key)
             if stretch is None:
-                indices = given.ops[start:end].tolist()
-                stretch = self._stored[key] = self._store(carried, indices, flags[start:end], fewer)
+                stretch = self._stored[key] = self._stretch(*key[:3], fewer)
             if stretch.ops:
                 found.append((number, stretch))
             carried += stretch.inlined
             if carried:
                 carried = tuple(op for op in carried if given.last_reader[op.makes[0]] > number)
         return found
+
+    def _stretch(
+        self, carried: tuple[StoredOp, ...], ops: bytes, flags: bytes, fewer: dict[int, tuple[int, ...]]
+    ) -> Stretch:
+        """The stretch of these ops; what is only carried past it is no part of what it is known by."""
+        indices = np.frombuffer(ops, dtype=np.int32).tolist()
+        read = set(chain.from_iterable(map(self.facts.flow.reads.__getitem__, indices)))
+        needed = tuple([op for op in carried if op.makes[0] in read])
+        key = (needed, ops, flags, tuple(fewer.items()))
+        stretch = self._stored.get(key)
+        if stretch is None:
+            stretch = self._stored[key] = self._store(needed, indices, flags, fewer)
+        return stretch
 
     def _store(
         self, carried: tuple[StoredOp, ...], ops: list[int], flags: bytes, fewer: dict[int, tuple[int, ...]]
@@ -351,43 +362,6 @@ def backward_stretches(facts: FusionFacts) -> tuple[np.ndarray, np.ndarray]:
     own[roots] = cut_alike(looks[roots], NODES_PER_STRETCH) * (rebuilt.max(initial=0) + 1)
     rebuilt[min(roots, default=0) :] = 0  # what stands among the roots is read by one nearby
     return own, rebuilt
-
-
-def looks_of(facts: FusionFacts) -> np.ndarray:
-    """By node, a number that is equal for nodes that look equal: the same op on values of the same sizes, made by nodes
-    that looked equal so far.
-    """
-    flow = facts.flow
-    ops = [node.target if callable(node.target) else node.op for node in flow.nodes]
-    looks = list(zip(ops, flow.numel, strict=True))
-    for _ in range(NEIGHBOURS_SEEN):
-        numbers: dict[tuple, int] = {}
-        rows = [(looks[i], *(looks[a] for a in arguments)) for i, arguments in enumerate(flow.inputs)]
-        looks = [numbers.setdefault(row, len(numbers)) for row in rows]
-    return np.array(looks, dtype=np.int64)
-
-
-def cut_alike(looks: np.ndarray, longest: int) -> np.ndarray:
-    """Cut a sequence into stretches of at most ``longest``, equal parts of it at equal places; numbers from 0 on.
-
-    Again and again the longest stretch is cut in its middle half at the node of the rarest look, and so are all others
-    that have a node of that look; at every m-th such node where they are so frequent that little would be left.
-    """
-    is_cut = np.zeros(len(looks), dtype=bool)
-    frequency = np.bincount(looks)
-    while True:
-        cuts = np.concatenate([[0], np.flatnonzero(is_cut), [len(looks)]])
-        lengths = np.diff(cuts)
-        if lengths.max(initial=0) <= longest:
-            return np.cumsum(is_cut)
-        start, length = cuts[lengths.argmax()], lengths.max()
-        inner = np.arange(start + length // 4, start + length - length // 4)
-        chosen = inner[frequency[looks[inner]].argmin()]
-        alike = np.flatnonzero(looks == looks[chosen])
-        is_cut[alike[:: max(1, longest * len(alike) // (2 * len(looks)))]] = True
-        is_cut[0] = False
-        if not is_cut[start + 1 : start + length].any():
-            is_cut[chosen] = True
 
 
 def stretches_of(program: np.ndarray, numbers: tuple[np.ndarray, np.ndarray]) -> np.ndarray:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recompile.joint import Side
-from recompile.stretches import cut_alike
+from recompile.looks import cut_alike
 from recompile.timeline import Timeline
 from tests import plain_timeline
 from tests.notation import H100, annotated

@@ -20,8 +20,8 @@ def made_legal(joint: JointGraph, flow: Dataflow, saved: frozenset[int]) -> froz
         rebuilt = rebuilt_nodes(flow, frozenset(legal))
         illegal = sorted(rebuilt & flow.cannot_recompute)
         if not illegal:
-            needed = set(needed_by_backward(flow))
-            return frozenset(i for i in legal if i in needed or not rebuilt.isdisjoint(flow.users[i]))
+            unneeded = legal.difference(needed_by_backward(flow))
+            return frozenset(legal).difference(i for i in unneeded if rebuilt.isdisjoint(flow.users[i]))
         savable = {_savable_part(flow, i, rebuilt) for i in illegal} - {None}
         if not savable - legal:
             raise contradiction(joint, flow, path_to_need(flow, illegal[0], rebuilt))

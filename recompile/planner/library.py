@@ -129,13 +129,10 @@ class Library:
 def unbeaten(pieces: Sequence[Piece]) -> list[bool]:
     """Which pieces, sorted by their costs, no earlier one equals or betters in every cost."""
     costs = np.array([piece.costs for piece in pieces], dtype=float).reshape(len(pieces), -1)
-    kept: list[int] = []
-    keep = []
-    for k, row in enumerate(costs):
-        keep.append(not (costs[kept] <= row).all(axis=1).any() if kept else True)
-        if keep[-1]:
-            kept.append(k)
-    return keep
+    is_no_dearer = np.ones((len(pieces), len(pieces)), dtype=bool)  # [j, k]: piece j than piece k
+    for column in costs.T:
+        is_no_dearer &= column[:, None] <= column
+    return (~np.triu(is_no_dearer, k=1).any(axis=0)).tolist()
 
 
 def bytes_to_keep(timeline: Timeline) -> np.ndarray:

@@ -98,7 +98,7 @@ class Search:
         self.boundaries = tuple(i for i in separators(flow) if i in can_save)
         self.segments = segments_of(flow, self.boundaries)
         self.libraries = [
-            Library(self.pool.timeline, segments_of(flow, self.boundaries[::stride]))
+            Library(self.pool.timeline, self.segments if stride == 1 else segments_of(flow, self.boundaries[::stride]))
             for stride in STRIDES_MIXED
             if stride == 1 or len(self.boundaries) >= 4 * stride
         ]

@@ -27,35 +27,45 @@ def fastest_mixture(
     ``choices[k]``: the pieces of segment k. ``gradient_bytes[k]``: alive while backward is at segment k.
     """
     step_bytes = max(1, math.ceil(limit_bytes / NUM_STEPS))
-    shape = (2, NUM_STEPS + 1)  # boundary not kept, kept
-    best = np.full(shape, np.inf)
+    ways = {id(pieces): [_in_steps(piece, limit_bytes, step_bytes) for piece in pieces] for pieces in choices}
+    best = np.full((2, NUM_STEPS + 1), np.inf)  # rows: boundary not kept, kept
     best[0, 0] = 0.0
     low, high = 0, 1  # best is infinite outside of these places
-    taken: list[tuple[np.ndarray, np.ndarray]] = []  # per segment its piece, and the better row before it
+    bests = [best]
     for pieces, gradient in zip(choices, gradient_bytes, strict=True):
-        after, chosen = np.full(shape, np.inf), np.full(shape, -1, dtype=np.int32)
-        rows, either = best[1] < best[0], np.minimum(best[0], best[1])
+        after, either = np.full_like(best, np.inf), np.minimum(best[0], best[1])
         first, end = NUM_STEPS + 1, 0
-        for number, piece in enumerate(pieces):
-            needed = max(piece.forward_bytes, piece.backward_bytes + gradient)
-            kept = round(piece.saved_bytes / step_bytes)
-            last = min((limit_bytes - needed) // step_bytes, NUM_STEPS - kept, high - 1)  # place before this segment
+        for piece, kept, most, left_bytes in ways[id(pieces)]:
+            last = min(most, (left_bytes - gradient) // step_bytes, high - 1)
             if last >= low:
                 seconds = (best[1] if piece.needs_boundary else either)[low : last + 1] + piece.seconds
-                place = (int(piece.keeps_boundary), slice(low + kept, last + 1 + kept))
-                better = seconds < after[place]
-                np.copyto(after[place], seconds, where=better)
-                np.copyto(chosen[place], number, where=better)
+                least = after[int(piece.keeps_boundary), low + kept : last + 1 + kept]
+                np.minimum(least, seconds, out=least)
                 first, end = min(first, low + kept), max(end, last + 1 + kept)
-        taken.append((chosen, rows))
         best, low, high = after, first, end
+        bests.append(best)
     if not np.isfinite(best).any():
         return None
-    row, place = (int(i) for i in np.unravel_index(best.argmin(), shape))
+    row, place = (int(i) for i in np.unravel_index(best.argmin(), best.shape))
     mixture: list[Piece] = []
-    for pieces, (chosen, rows) in zip(reversed(choices), reversed(taken), strict=True):
-        piece = pieces[chosen[row, place]]
+    for k in reversed(range(len(choices))):
+        seconds, before = bests[k + 1][row, place], bests[k]
+        for piece, kept, most, left_bytes in ways[id(choices[k])]:  # the first that gives the least is taken
+            earlier = place - kept
+            most = min(most, (left_bytes - gradient_bytes[k]) // step_bytes)
+            if piece.keeps_boundary == row and 0 <= earlier <= most:
+                came_from = 1 if piece.needs_boundary else int(before[1, earlier] < before[0, earlier])
+                if before[came_from, earlier] + piece.seconds == seconds:
+                    break
         mixture.append(piece)
-        place -= round(piece.saved_bytes / step_bytes)
-        row = 1 if piece.needs_boundary else int(rows[place])
+        row, place = came_from, earlier
     return mixture[::-1]
+
+
+def _in_steps(piece: Piece, limit_bytes: int, step_bytes: int) -> tuple[Piece, int, int, int]:
+    """A piece, the steps that it keeps, the most steps that may be kept before it for forward's sake, and the bytes
+    that what is kept before it and gradients may take in backward.
+    """
+    kept = round(piece.saved_bytes / step_bytes)
+    most = min((limit_bytes - piece.forward_bytes) // step_bytes, NUM_STEPS - kept)
+    return piece, kept, most, limit_bytes - piece.backward_bytes

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from recompile.planner.finish import made_legal
 from recompile.timeline import Simulation, Timeline, recomputed_ops
@@ -34,6 +35,8 @@ class Pool:
     timeline: Timeline
     candidates: dict[frozenset[int], Candidate] = field(default_factory=dict)
     _asked: dict[frozenset[int], Candidate] = field(default_factory=dict, repr=False)  # by the set as it was proposed
+    _best: list[Candidate] = field(default_factory=list, repr=False)  # the frontier of the first ``_num_compared``
+    _num_compared: int = 0
 
     def add(self, saved: Iterable[int]) -> Candidate:
         """Make the set legal, simulate it unless that was done before, and return it."""
@@ -51,15 +54,18 @@ class Pool:
 
     def copied(self) -> Pool:
         """A pool of its own with the same plans."""
-        return Pool(self.timeline, dict(self.candidates), dict(self._asked))
+        return replace(self, candidates=dict(self.candidates), _asked=dict(self._asked))
 
     def frontier(self) -> list[Candidate]:
         """The candidates that no other beats in both peak and time, from the smallest peak to the fastest."""
-        best: list[Candidate] = []
-        for candidate in sorted(self.candidates.values(), key=_smallest_first):
-            if not best or candidate.step_seconds < best[-1].step_seconds:
-                best.append(candidate)
-        return best
+        if self._num_compared < len(self.candidates):
+            new = islice(self.candidates.values(), self._num_compared, None)
+            best: list[Candidate] = []
+            for candidate in sorted([*self._best, *new], key=_smallest_first):
+                if not best or candidate.step_seconds < best[-1].step_seconds:
+                    best.append(candidate)
+            self._best, self._num_compared = best, len(self.candidates)
+        return list(self._best)
 
     def fastest_within(self, peak_bytes: int | None) -> Candidate | None:
         """The fastest candidate whose peak fits; None if none fits. Of equally fast ones the smallest."""
