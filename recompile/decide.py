@@ -32,13 +32,15 @@ def decide(joint: JointGraph, hardware: Hardware, options: Options) -> tuple[Pla
     try:
         budget = resolve_budget(options, joint, hardware, planner)
         plan, budget = plan_within(planner, joint, hardware, budget, options)
-        met = search_of(joint, hardware).pool.frontier() if planner is mincut else []  # the search that just answered
+        pool = search_of(joint, hardware).pool if planner is mincut else None  # of the search that just answered
     except BudgetError as error:
         raise (with_margin(error, options) if isinstance(options.memory_budget, int) else error) from None
     finally:
         forget()
     check_plan(joint, plan, budget, options.planner_name())
-    return with_bounds(joint, hardware, plan, budget, met), budget
+    if pool is None:
+        return with_bounds(Timeline(joint, hardware), plan, budget), budget
+    return with_bounds(pool.timeline, plan, budget, pool.frontier()), budget
 
 
 def plan_within(
@@ -54,14 +56,12 @@ def plan_within(
         return planner(joint, hardware, smallest), smallest
 
 
-def with_bounds(
-    joint: JointGraph, hardware: Hardware, plan: Plan, budget: Budget, met: Sequence[Candidate] = ()
-) -> Plan:
+def with_bounds(timeline: Timeline, plan: Plan, budget: Budget, met: Sequence[Candidate] = ()) -> Plan:
     """The plan with its certificate: how fast, and how small, any plan could be. The same for every planner.
 
     ``met``: plans that it is to be compared with; what bounds this plan's time bounds theirs.
     """
-    certificate = Certificate(Timeline(joint, hardware))
+    certificate = Certificate(timeline)
     bound = certificate.seconds(budget.peak_bytes)
     return replace(
         plan,

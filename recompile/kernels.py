@@ -14,6 +14,7 @@ from recompile.inlining import FusionFacts, OpShape, StoredOp
 # What a kernel does with a buffer: bits of one number.
 MADE, ALWAYS_STORED, LOOPED = 1, 2, 4
 ROLES = 8  # numbers that they can make
+_NO_USES = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,11 +51,84 @@ class Kernel:
         return self.uses // ROLES
 
 
-def joined_uses(kernels: Sequence[Kernel]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The buffers that kernels touch, one kernel's after the other's, their roles, and of each kernel how many."""
-    uses = [kernel.uses for kernel in kernels]
-    packed, counts = np.concatenate(uses), np.array([*map(len, uses)], dtype=np.int64)
-    return packed // ROLES, packed % ROLES, counts
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Kernels finished together, and what they do with buffers. Programs that have the same stretch share one."""
+
+    kernels: tuple[Kernel, ...]
+    births: np.ndarray  # by kernel: ascending in the order in which they were begun
+    uses: np.ndarray  # of one kernel after the other
+    counts: np.ndarray  # by kernel: how many of these are its
+
+
+def batch_of(kernels: Sequence[tuple[int, Kernel]]) -> Batch:
+    """The batch of kernels that are given with their births."""
+    births, finished = zip(*kernels, strict=True) if kernels else ((), ())
+    uses = [kernel.uses for kernel in finished]
+    counts = np.array([*map(len, uses)], dtype=np.int64)
+    return Batch(finished, np.array(births, dtype=np.int64), np.concatenate([_NO_USES, *uses]), counts)
+
+
+class Schedule:
+    """The kernels of a program in batches. ``order``: the first that runs, the second and so on, counted through all
+    batches; by birth, but each kernel after those that it needs.
+    """
+
+    def __init__(self, batches: Sequence[Batch], is_in_order: bool = False):
+        """``is_in_order``: whether it is known that no kernel needs one that was begun after it."""
+        self.batches = batches
+        self.uses = np.concatenate([_NO_USES, *(batch.uses for batch in batches)])
+        self._counts = np.concatenate([_NO_USES, *(batch.counts for batch in batches)])
+        births = np.concatenate([_NO_USES, *(batch.births for batch in batches)])
+        self.order = births.argsort(kind="stable")
+        if not is_in_order:
+            self._put_off()
+
+    def kernels(self) -> list[Kernel]:
+        """In the order in which they run."""
+        found = self._in_batches()
+        return [found[k] for k in self.order.tolist()]
+
+    def users(self) -> np.ndarray:
+        """By use the place in ``order`` of the kernel whose it is."""
+        place = np.empty_like(self.order)
+        place[self.order] = np.arange(len(place))
+        return np.repeat(place, self._counts)
+
+    def _in_batches(self) -> list[Kernel]:
+        return list(chain.from_iterable(batch.kernels for batch in self.batches))
+
+    def _put_off(self) -> None:
+        """Topological order: kernels by birth, each preceded by what it needs (depth first, as Inductor sorts)."""
+        buffers, users, is_made = self.uses // ROLES, self.users(), (self.uses & MADE) > 0
+        maker = np.full(buffers.max(initial=0) + 1, -1)
+        maker[buffers[is_made]] = users[is_made]
+        must_wait = sorted(set(users[maker[buffers] > users].tolist()))  # for kernels that stand after them
+        if not must_wait:
+            return
+        kernels, by_birth, made_by = self._in_batches(), self.order.tolist(), maker.tolist()
+        order, is_done, begun = [], bytearray(len(by_birth)), 0
+        for first in [*must_wait, len(by_birth)]:
+            order += [k for k in range(begun, first) if not is_done[k]]
+            is_done[begun:first] = b"\1" * (first - begun)
+            begun, pending = first, [first] if first < len(by_birth) else []
+            while pending:
+                k = pending[-1]
+                missing = set() if is_done[k] else {made_by[b] for b in kernels[by_birth[k]].reads} - {-1, k}
+                missing = [m for m in sorted(missing, reverse=True) if not is_done[m]]
+                if missing:
+                    pending.extend(missing)
+                    continue
+                pending.pop()
+                if not is_done[k]:
+                    is_done[k] = True
+                    order.append(k)
+        self.order = self.order[order]
+
+
+def in_order(kernels: Sequence[Kernel]) -> list[Kernel]:
+    """Kernels in the order in which they run, given in that in which they were begun."""
+    return Schedule([batch_of([*enumerate(kernels)])]).kernels()
 
 
 def kernel_of(facts: FusionFacts, ops: tuple[StoredOp, ...]) -> Kernel:
@@ -67,38 +141,6 @@ def kernel_of(facts: FusionFacts, ops: tuple[StoredOp, ...]) -> Kernel:
             spills = spills & not_in_rows(ops, facts.always_stored) | reduced_inside(ops)
         kernel = facts.kernels[ops] = Kernel(ops, shape, frozenset(spills))
     return kernel
-
-
-def in_order(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """Topological order: kernels by their first op, each preceded by what it needs (depth first, as Inductor sorts)."""
-    if not kernels:
-        return []
-    buffers, roles, counts = joined_uses(kernels)
-    user, is_made = np.repeat(np.arange(len(kernels)), counts), (roles & MADE) > 0
-    maker = np.full(buffers.max(initial=0) + 1, -1)
-    maker[buffers[is_made]] = user[is_made]
-    must_wait = set(user[maker[buffers] > user].tolist())  # for kernels that stand after them
-    made_by, order, done = maker.tolist(), [], [False] * len(kernels)
-    for first, kernel in enumerate(kernels):
-        if done[first]:
-            continue
-        if first not in must_wait:
-            done[first] = True
-            order.append(kernel)
-            continue
-        pending = [first]
-        while pending:
-            k = pending[-1]
-            missing = set() if done[k] else {made_by[b] for b in kernels[k].reads} - {-1, k}
-            missing = [m for m in sorted(missing, reverse=True) if not done[m]]
-            if missing:
-                pending.extend(missing)
-                continue
-            pending.pop()
-            if not done[k]:
-                done[k] = True
-                order.append(kernels[k])
-    return order
 
 
 def spilled_buffers(ops: Sequence[StoredOp], shape: OpShape, longest_row: int) -> set[int]:

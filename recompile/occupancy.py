@@ -181,7 +181,7 @@ def program_of(
 ) -> Program:  # fmt: skip
     """Kernels and lifetimes, as in ``Timeline.simulate``."""
     indices = np.array(order, dtype=np.int64)
-    kernels = timeline.stretches.kernels(indices, stretches_of(indices, numbers), kept, at_hand)
+    kernels = timeline.stretches.schedule(indices, stretches_of(indices, numbers), kept, at_hand).kernels()
     fates = lifetimes(kernels, len(timeline.flow.nodes), kept, releasable)
     return Program(phase, kernels, fates, alive, uses, timeline.facts.loops_run_together)
 

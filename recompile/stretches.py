@@ -16,7 +16,6 @@ from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +23,7 @@ import numpy as np
 from recompile.cpu_fusion import fuse_on_cpu
 from recompile.fusion import Fusion, OpenKernel
 from recompile.inlining import IS_READ_LATER, FusionFacts, ProgramOps, StoredOp, inline, program_ops
-from recompile.kernels import Kernel, in_order, kernel_of
+from recompile.kernels import Batch, Schedule, batch_of, kernel_of
 from recompile.looks import cut_alike, looks_of
 
 # Nodes of forward, or nodes that only backward runs, in a stretch: fewer make more look-ups, more are found less often.
@@ -87,14 +86,14 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a stretch of some pattern does to a state of some pattern. Buffers are given by whether they are among those
-    of the stretch rather than of the state, and their place there. What goes into a kernel is given by the place of an
-    op in the stretch, or by -1 - the place of a kernel in the state, all of whose ops do.
+    """What a stretch of some pattern does to a state of some pattern. What goes into a kernel is given by the place of
+    an op in the stretch, or by -1 - the place of a kernel in the state, all of whose ops do; buffers likewise by their
+    place among those of the stretch or of the state.
     """
 
     kernels: tuple[tuple[int, tuple[int, ...]], ...]  # places in the state, or after its kernels, and what goes in
     is_open: tuple[bool, ...]
-    buffers: tuple[tuple[bool, int], ...]
+    buffers: tuple[int, ...]
     pattern: Pattern
     number: int
     is_in_order: bool
@@ -104,7 +103,7 @@ class Change:
 class Fused:
     """What a stretch did: the kernels that nothing can join any more, and what is open."""
 
-    closed: tuple[tuple[int, Kernel], ...]  # by birth
+    closed: Batch
     state: State
     is_in_order: bool
 
@@ -131,16 +130,17 @@ class Stretches:
         nothing = Pattern((), (), ())
         self._start = self._state((), (), nothing, self._number(nothing))
 
-    def kernels(
+    def schedule(
         self, program: np.ndarray, stretch: np.ndarray, kept: Collection[int], at_hand: Collection[int]
-    ) -> list[Kernel]:
-        """The kernels of a program in order; ``stretch``: of each node, ascending. Else see ``store_ops``, ``fuse``."""
+    ) -> Schedule:
+        """The kernels of a program; ``stretch``: of each node, ascending. Else see ``store_ops``, ``fuse``."""
         kept_for_others = (self._stored, self._fused, self._changes, self._states, self.facts.stored_ops)
         if sum(map(len, kept_for_others)) > MOST_KNOWN:
             self._forget()
         stored = self._store_all(program_ops(self.facts, program, stretch, kept, at_hand))
         if self.facts.loops_run_together:
-            return fuse_on_cpu(self.facts, [op for _, stretch in stored for op in stretch.ops], kept)
+            kernels = fuse_on_cpu(self.facts, [op for _, stretch in stored for op in stretch.ops], kept)
+            return Schedule([batch_of([*enumerate(kernels)])], is_in_order=True)
         return self._fuse_all(stored)
 
     # What goes to memory
@@ -191,28 +191,26 @@ class Stretches:
         handed_on = {op.makes[0] for op in carried}
         left = [op for op in inlined.values() if op.makes[0] not in handed_on]
         read_later = {i for i, bits in zip(ops, flags, strict=True) if bits & IS_READ_LATER}
-        reads = [sorted(op.reads) for op in stored]
-        buffers = sorted({*chain.from_iterable(reads), *(b for op in stored for b in op.makes)})
-        place = {b: k for k, b in enumerate(buffers)}
-        rows = [
-            (op.is_extern, op.shape_number, tuple(place[b] for b in read), tuple(place[b] for b in op.makes))
-            for op, read in zip(stored, reads, strict=True)
-        ]
-        sizes = tuple(self.facts.shared_bytes[b] for b in buffers)
+        reads = np.array([b for op in stored for b in sorted(op.reads)], dtype=np.int64)
+        makes = np.array([b for op in stored for b in op.makes], dtype=np.int64)
+        buffers, places = np.unique(np.concatenate([reads, makes]), return_inverse=True)
+        buffers = tuple(buffers.tolist())
+        rows = tuple([(op.is_extern, op.shape_number, len(op.reads), len(op.makes)) for op in stored])
+        sizes = tuple([self.facts.shared_bytes[b] for b in buffers])
         return Stretch(
             ops=tuple(stored),
             inlined=tuple(op for op in left if op.op in read_later),
-            reads=np.array([*chain.from_iterable(reads)], dtype=np.int64),
-            makes=np.array([b for op in stored for b in op.makes], dtype=np.int64),
-            buffers=tuple(buffers),
-            pattern=self._number((tuple(rows), sizes)),
+            reads=reads,
+            makes=makes,
+            buffers=buffers,
+            pattern=self._number((rows, places.tobytes(), sizes)),
         )
 
     # What fuses
 
-    def _fuse_all(self, stretches: Sequence[tuple[int, Stretch]]) -> list[Kernel]:
+    def _fuse_all(self, stretches: Sequence[tuple[int, Stretch]]) -> Schedule:
         if not stretches:
-            return []
+            return Schedule([], is_in_order=True)
         reads, makes = ([getattr(stretch, name) for _, stretch in stretches] for name in ("reads", "makes"))
         read_in, made_in = (np.repeat(np.arange(len(stretches)), [len(a) for a in arrays]) for arrays in (reads, makes))
         read, made = np.concatenate(reads), np.concatenate(makes)
@@ -229,14 +227,12 @@ class Stretches:
             fused = self._fused.get(key)
             if fused is None:
                 fused = self._fused[key] = self._fuse(*key)
-            closed += fused.closed
+            closed.append(fused.closed)
             is_in_order = is_in_order and fused.is_in_order
             state, r, m = fused.state, r_end, m_end
             if len(state.kernels) > MOST_KERNELS_KEPT:
-                rest = self._fuse_rest(state, stretches[k + 1 :], of_made[m:])
-                return in_order([kernel for _, kernel in sorted(closed + rest, key=_birth)])
-        kernels = [kernel for _, kernel in sorted(closed, key=_birth)]
-        return kernels if is_in_order else in_order(kernels)
+                return Schedule([*closed, self._fuse_rest(state, stretches[k + 1 :], of_made[m:])])
+        return Schedule(closed, is_in_order)
 
     def _fuse(self, state: State, stretch: Stretch, number: int, read_again: bytes, of_made: bytes) -> Fused:
         """Go on from a state to the end of a stretch."""
@@ -254,9 +250,9 @@ class Stretches:
                 left.append((birth, ops))
             else:
                 closed.append((birth, kernel_of(self.facts, ops)))
-        buffers = tuple([(stretch if in_stretch else state).buffers[k] for in_stretch, k in change.buffers])
+        buffers = tuple([state.buffers[~k] if k < 0 else stretch.buffers[k] for k in change.buffers])
         return Fused(
-            tuple(closed), self._state(tuple(left), buffers, change.pattern, change.number), change.is_in_order
+            batch_of(closed), self._state(tuple(left), buffers, change.pattern, change.number), change.is_in_order
         )
 
     def _change(self, state: State, stretch: Stretch, read_again: bytes, of_made: bytes) -> Change:
@@ -282,7 +278,7 @@ class Stretches:
         return Change(
             kernels=tuple((k.birth, tuple(dict.fromkeys(place[op] for op in k.ops))) for k in everything),
             is_open=tuple(kernel not in closed for kernel in everything),
-            buffers=tuple((in_stretch, k) for in_stretch, k, _ in named),
+            buffers=tuple(k if in_stretch else ~k for in_stretch, k, _ in named),
             pattern=pattern,
             number=self._number(pattern),
             is_in_order=is_in_order,
@@ -309,9 +305,7 @@ class Stretches:
         sizes = tuple(self.facts.shared_bytes[b] for b in buffers)
         return Pattern(tuple(rows), sizes, tuple(sorted(place[b] for b in work.single_readers)))
 
-    def _fuse_rest(
-        self, state: State, stretches: Sequence[tuple[int, Stretch]], of_made: bytes
-    ) -> list[tuple[int, Kernel]]:
+    def _fuse_rest(self, state: State, stretches: Sequence[tuple[int, Stretch]], of_made: bytes) -> Batch:
         """Go on from a state to the end of the program, nothing of which is kept for others."""
         work = resumed(self.facts, state)
         makes = (b for _, stretch in stretches for b in stretch.makes.tolist())
@@ -320,7 +314,7 @@ class Stretches:
             work.next_birth = number * FIRST_BIRTH
             for op in stretch.ops:
                 work.place(op)
-        return [(k.birth, kernel_of(self.facts, tuple(k.ops))) for k in work.kernels]
+        return batch_of([(k.birth, kernel_of(self.facts, tuple(k.ops))) for k in work.kernels])
 
     def _number(self, pattern: tuple) -> int:
         return self._numbers.setdefault(pattern, len(self._numbers))
@@ -368,6 +362,3 @@ def stretches_of(program: np.ndarray, numbers: tuple[np.ndarray, np.ndarray]) ->
     """The stretches of a program, ascending: a node is in the first that it could be in, or in the one before it."""
     first, second = numbers
     return np.maximum.accumulate(np.maximum.accumulate(first[program]) + second[program])
-
-
-_birth = itemgetter(0)

@@ -11,6 +11,7 @@ import functools
 from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
 
 import numpy as np
 import torch
@@ -29,8 +30,8 @@ from recompile.dataflow import (
 from recompile.hardware import Hardware
 from recompile.inlining import LONGEST_ROW_ON_GPU, FusionFacts, StoredOp, fusion_facts
 from recompile.joint import JointGraph, Kind
-from recompile.kernels import Kernel
-from recompile.lifetimes import DIES, FROM_LOOP, WRITTEN, lifetimes
+from recompile.kernels import Batch, Kernel
+from recompile.lifetimes import DIES, FROM_LOOP, WRITTEN, fates
 from recompile.loops import moving
 from recompile.splits import num_kernels
 from recompile.stretches import Stretches, backward_stretches, forward_stretches, stretches_of
@@ -82,19 +83,32 @@ class Simulation:
         return max((moment.live_bytes for moment in self.moments if moment.phase == phase), default=0)
 
 
+# Places in ``Step.figures``: the first op; bytes by which memory grows when it begins, holds more while it runs and
+# shrinks when it has ended; 1 for a generated loop; 1 for one that splits reductions or may finish some.
+NODE, GROWS, EXTRA, SHRINKS, IS_LOOP, OF_SPLITS = range(6)
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What running a kernel does to memory, and its time."""
 
-    node: int
-    grows_bytes: int  # when it begins
-    extra_bytes: int  # while it runs
-    shrinks_bytes: int  # when it has ended
+    figures: tuple[int, ...]  # see NODE and the others
     seconds: float
     split: frozenset[int] = frozenset()  # reductions of it that a further kernel finishes
     finishes: frozenset[int] = frozenset()  # reductions that it would finish if another kernel split them
     joins: frozenset[int] = frozenset()  # those of them beside whose other readers it can run, in one kernel
-    is_loop: bool = False  # generated
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Steps:
+    """The steps of a batch of kernels, and their figures as arrays."""
+
+    steps: tuple[Step, ...]
+    figures: np.ndarray  # a row for NODE and each of the others, a column for each step
+    seconds: np.ndarray
+
+
+NO_STEPS = Steps((), np.zeros((OF_SPLITS + 1, 0), dtype=np.int64), np.zeros(0))
 
 
 class Timeline:
@@ -130,81 +144,97 @@ class Timeline:
         self._numbers = {"forward": forward_stretches(self.facts), "backward": backward_stretches(self.facts)}
         self._convolutions = frozenset(forward_convolutions(self.flow))
         self._steps: dict[tuple[Kernel, bytes, bool], Step] = {}
+        self._batches: dict[tuple[Batch, bytes, bool], Steps] = {}
+        self._outputs = frozenset(
+            b for b in map(self.flow.buffer.__getitem__, self.flow.fwd_outputs) if not self.flow.is_input[b]
+        )
+        returned = {self.flow.buffer[i] for i in self.flow.bwd_outputs}
+        self._gradients = frozenset(b for b in returned if not self.flow.is_input[b] or b in self._tangents)
 
     def simulate(self, saved: frozenset[int]) -> Simulation:
         """The step when exactly the node indices ``saved`` (and inputs) are handed to backward."""
-        flow = self.flow
-        handed_over = {flow.buffer[i] for i in saved if not flow.is_input[flow.buffer[i]]}
-        outputs = {flow.buffer[i] for i in flow.fwd_outputs if not flow.is_input[flow.buffer[i]]}
-        returned = {flow.buffer[i] for i in flow.bwd_outputs}
-        gradients = {b for b in returned if not flow.is_input[b] or b in self._tangents}
-        copies = {i: flow.size_bytes[i] for i in self._copied_for_layout}
-        kept = frozenset(handed_over | outputs)
-        forward = self._run("forward", forward_order(flow, saved), kept, {}, sum(copies.values()))
-        tangents = {t: flow.size_bytes[t] for t in self._tangents}
-        releasable = {b: flow.size_bytes[b] for b in handed_over - outputs} | tangents | copies
-        held = sum(flow.size_bytes[b] for b in outputs)
-        backward = self._run(
-            "backward", backward_order(flow, saved), frozenset(gradients), releasable, held, frozenset(handed_over)
+        flow, size = self.flow, self.flow.size_bytes
+        handed_over = {b for b in {flow.buffer[i] for i in saved} if not flow.is_input[b]}
+        freed = handed_over - self._outputs
+        copies = {i: size[i] for i in self._copied_for_layout}
+        forward = self._run(
+            "forward", forward_order(flow, saved), handed_over | self._outputs, {}, sum(copies.values())
         )
-        saved_bytes = sum(flow.size_bytes[b] for b in handed_over - outputs) + sum(copies.values())
-        nodes, live_bytes, seconds = (f + b for f, b in zip(forward, backward, strict=True))
-        if forward[0] and self._copying_s:  # forward begins with the copies
-            seconds = (seconds[0] + self._copying_s, *seconds[1:])
+        releasable = {b: size[b] for b in freed} | {t: size[t] for t in self._tangents} | copies
+        held = sum(size[b] for b in self._outputs)
+        backward = self._run(
+            "backward", backward_order(flow, saved), self._gradients, releasable, held, frozenset(handed_over)
+        )
+        nodes, live_bytes, seconds = (np.concatenate(pair) for pair in zip(forward, backward, strict=True))
+        if len(forward[0]) and self._copying_s:  # forward begins with the copies
+            seconds[0] += self._copying_s
         # A search keeps hundreds of plans: numbers, not objects.
-        columns = array("q", nodes), array("q", live_bytes), array("d", seconds)
-        return Simulation(len(forward[0]), *columns, saved_bytes)
+        columns = array("q", nodes.tobytes()), array("q", live_bytes.tobytes()), array("d", seconds.tobytes())
+        return Simulation(len(forward[0]), *columns, sum(size[b] for b in freed) + sum(copies.values()))
 
     def _run(
-        self, phase: str, program: Sequence[int], kept: frozenset[int], releasable: dict[int, int], held_bytes: int,
+        self, phase: str, program: Sequence[int], kept: Collection[int], releasable: dict[int, int], held_bytes: int,
         at_hand: frozenset[int] = frozenset(),
-    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:  # fmt: skip
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
         """One program, its kernels' first ops, live bytes and seconds: ``kept`` buffers outlive it, ``releasable`` ones
         live at its start and die at their last use.
 
         A library call makes all its results; those that are ``at_hand`` already it drops at once.
         """
         indices = np.array(program, dtype=np.int64)
-        kernels = self.stretches.kernels(indices, stretches_of(indices, self._numbers[phase]), kept, at_hand)
-        fates = lifetimes(kernels, len(self.flow.nodes), kept, releasable.keys())
+        schedule = self.stretches.schedule(indices, stretches_of(indices, self._numbers[phase]), kept, at_hand)
+        found, start = fates(schedule, len(self.flow.nodes), kept, releasable.keys()), 0
         if len(self._steps) > MOST_STEPS:
             self._steps.clear()
-        known, lays_anew = self._steps, self._lays_anew(phase, program)
-        keys = [(kernel, fate, lays_anew) for kernel, fate in zip(kernels, fates, strict=True)]
-        steps = [known.get(key) or self._new_step(*key) for key in keys]
-        live_bytes = self._live_bytes_of(steps, held_bytes + sum(releasable.values()))
-        return tuple(step.node for step in steps), live_bytes, self._seconds_of(steps)
+            self._batches.clear()
+        parts, lays_anew = [NO_STEPS], self._lays_anew(phase, program)
+        for batch in schedule.batches:
+            key = batch, found[start : start + len(batch.uses)], lays_anew
+            parts.append(self._batches.get(key) or self._new_steps(*key))
+            start += len(batch.uses)
+        figures = np.concatenate([part.figures for part in parts], axis=1)[:, schedule.order]
+        seconds = np.concatenate([part.seconds for part in parts])[schedule.order]
+        of_splits = np.flatnonzero(figures[OF_SPLITS])
+        if len(of_splits):
+            steps = list(chain.from_iterable(part.steps for part in parts))
+            self._join_ends(seconds, {k: steps[i] for k, i in zip(of_splits, schedule.order[of_splits], strict=True)})
+        return figures[NODE], self._live_bytes(figures, held_bytes + sum(releasable.values())), seconds
 
-    def _live_bytes_of(self, steps: Sequence[Step], live: int) -> tuple[int, ...]:
+    def _live_bytes(self, figures: np.ndarray, live: int) -> np.ndarray:
         """What is alive during each kernel, ``live`` when the first begins."""
-        live_bytes, dead = [], 0
-        for step in steps:
-            is_freed_at_once = not (step.is_loop and self.facts.loops_run_together)
-            if is_freed_at_once:
-                live, dead = live - dead, 0
-            live += step.grows_bytes
-            live_bytes.append(live + step.extra_bytes)
-            if is_freed_at_once:
-                live -= step.shrinks_bytes
-            else:
-                dead += step.shrinks_bytes
-        return tuple(live_bytes)
+        freed = figures[SHRINKS].cumsum()  # when the kernel has ended
+        before = freed - figures[SHRINKS]
+        if self.facts.loops_run_together:  # a loop's are freed when the next library call begins
+            is_loop, numbers = figures[IS_LOOP] > 0, np.arange(1, len(before) + 1)
+            last_call = np.maximum.accumulate(np.where(is_loop, 0, numbers))
+            before[is_loop] = np.concatenate([[0], freed])[last_call[is_loop]]
+        return live + figures[GROWS].cumsum() - before + figures[EXTRA]
 
-    def _seconds_of(self, steps: Sequence[Step]) -> tuple[float, ...]:
-        """Seconds of each kernel; the last one of a split reduction is the next that goes over its results.
+    def _join_ends(self, seconds: np.ndarray, steps: dict[int, Step]) -> None:
+        """Correct seconds by kernel: the last one of a split reduction is the next that goes over its results.
 
         That takes the launch of one kernel away, however many reductions it finishes, and that of each further kernel
-        that goes over the results and needs nothing that is made later.
+        that goes over the results and needs nothing that is made later. ``steps``: those that split or may finish.
         """
-        seconds, split, finished = [step.seconds for step in steps], set(), set()
-        for k, step in enumerate(steps):
+        split, finished = set(), set()
+        for k, step in steps.items():
             if step.finishes and not (split.isdisjoint(step.finishes) and finished.isdisjoint(step.joins)):
                 seconds[k] -= self.hardware.launch_s
                 finished |= split & step.finishes
                 split -= step.finishes
-            if step.split:
-                split |= step.split
-        return tuple(seconds)
+            split |= step.split
+
+    def _new_steps(self, batch: Batch, found: bytes, lays_anew: bool) -> Steps:
+        """What a batch does when this becomes of the buffers that its kernels use; see ``fates``."""
+        ends = accumulate(batch.counts.tolist(), initial=0)
+        parts = [found[start:end] for start, end in pairwise(ends)]
+        keys = [(kernel, part, lays_anew) for kernel, part in zip(batch.kernels, parts, strict=True)]
+        steps = tuple([self._steps.get(key) or self._new_step(*key) for key in keys])
+        figures = np.array([step.figures for step in steps], dtype=np.int64).reshape(-1, OF_SPLITS + 1).T
+        result = Steps(steps, figures, np.array([step.seconds for step in steps]))
+        if not self.facts.loops_run_together:  # else all of a program is one batch, which no other has
+            self._batches[batch, found, lays_anew] = result
+        return result
 
     def _lays_anew(self, phase: str, program: Sequence[int]) -> bool:
         """Whether the program has ``laid_anew`` copied: backward only if it rebuilds a convolution's result.
@@ -228,18 +258,18 @@ class Timeline:
         if not any(b == bias and bits & FROM_LOOP for b, bits in fates):
             copied_bytes = 0
         laid_anew_bytes = sum(size[b] for b in made if b in anew)
+        split = frozenset([op.op for op in kernel.ops if op.op in self._more_kernels])
         finishes = self._finishes(kernel)
+        grows = sum(size[b] for b in made) - reused
+        extra = dropped + copied_bytes + laid_anew_bytes
+        shrinks = sum(size[b] for b in dying) - reused
         step = Step(
-            node=first.op,
-            grows_bytes=sum(size[b] for b in made) - reused,
-            extra_bytes=dropped + copied_bytes + laid_anew_bytes,
-            shrinks_bytes=sum(size[b] for b in dying) - reused,
+            figures=(first.op, grows, extra, shrinks, int(not kernel.is_extern), int(bool(split or finishes))),
             seconds=self._seconds(kernel, made, dying)
             + (2 * copied_bytes + laid_anew_bytes) / self.hardware.byte_per_s,
-            split=frozenset(op.op for op in kernel.ops if op.op in self._more_kernels),
+            split=split,
             finishes=finishes,
-            joins=frozenset(i for i in finishes if self._needs_nothing_after(kernel, i)),
-            is_loop=not kernel.is_extern,
+            joins=frozenset([i for i in finishes if self._needs_nothing_after(kernel, i)]),
         )
         self._steps[kernel, fate, lays_anew] = step
         return step

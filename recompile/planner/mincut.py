@@ -121,6 +121,10 @@ class Search:
 
         What one budget tries is no other's business: the same plan comes out whatever was asked before.
         """
+        with collector_paused():
+            return self._answer(budget)
+
+    def _answer(self, budget: Budget) -> Candidate:
         check_budget(budget, self.pool.frontier()[0].peak_bytes, "mincut")
         limit = budget.peak_bytes
         pool = self.pool.copied()
@@ -228,13 +232,21 @@ def mix(pool: Pool, library: Library, limit: int, num_tries: int) -> list[Candid
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """No garbage collection meanwhile: there are no cycles to collect, and each pass walks all of a traced model."""
+    """No garbage collection meanwhile: there are next to no cycles to collect, and each pass walks all of a traced
+    model. What was made goes to the oldest generation: the pass over the young ones that would follow walks all of it.
+    So does what was young before, and so that no garbage is among that it is collected first.
+    """
     was_on = gc.isenabled()
+    if was_on:
+        gc.collect(1)
     gc.disable()
     try:
         yield
     finally:
         if was_on:
+            if not gc.get_freeze_count():  # else somebody keeps objects frozen
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
