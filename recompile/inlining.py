@@ -34,6 +34,8 @@ MAX_OPS_INLINED = 100
 LEAST_READS_STORED_AHEAD = 2
 # ir.py, StorageBox.should_realize_on_reuse: on the CPU a reused expression with one of these is stored.
 DEAR_ON_CPU = words("exp log log10 log1p log2 sigmoid tanh")
+# lowering.py, as_strided: places in memory are chosen, so that what it is a view of is in memory.
+CHOOSES_PLACES = aten.as_strided.default
 # torch._inductor's Triton heuristics loop over rows above 1024 elements; generated C++ always loops.
 LONGEST_ROW_ON_GPU = 1024
 LONGEST_ROW_ON_CPU = 1
@@ -220,13 +222,20 @@ def fusion_facts(joint: JointGraph, flow: Dataflow) -> FusionFacts:
         flow=flow,
         shape=tuple(loop_shape(node, joint.notes, channels_last) for node in flow.nodes),
         flop=tuple(joint.notes[node].work.flop for node in flow.nodes),
-        always_stored=frozenset(i for i, node in enumerate(flow.nodes) if node.target in RANDOM_FROM_SEED),
+        always_stored=always_stored(flow),
         dear=frozenset(i for i, node in enumerate(flow.nodes) if is_on_cpu and name_of(node.target) in DEAR_ON_CPU),
         longest_row=LONGEST_ROW_ON_CPU if is_on_cpu else LONGEST_ROW_ON_GPU,
         loops_run_together=is_on_cpu,
         keeps_rows=is_on_cpu,
         view_copies=view_copies(flow),
     )
+
+
+def always_stored(flow: Dataflow) -> frozenset[int]:
+    """Ops whose results go to memory whoever reads them."""
+    random = {i for i, node in enumerate(flow.nodes) if node.target in RANDOM_FROM_SEED}
+    bases = {flow.buffer[i] for i, node in enumerate(flow.nodes) if node.target is CHOOSES_PLACES}
+    return frozenset(random | {flow.op[b] for b in bases if not flow.is_input[b]})
 
 
 def loop_shape(

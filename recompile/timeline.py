@@ -83,9 +83,9 @@ class Simulation:
         return max((moment.live_bytes for moment in self.moments if moment.phase == phase), default=0)
 
 
-# Places in ``Step.figures``: the first op; bytes by which memory grows when it begins, holds more while it runs and
-# shrinks when it has ended; 1 for a generated loop; 1 for one that splits reductions or may finish some.
-NODE, GROWS, EXTRA, SHRINKS, IS_LOOP, OF_SPLITS = range(6)
+# Places in ``Step.figures``: the first op; bytes by which memory grows when it begins and shrinks when it has ended; 1
+# for a generated loop; 1 for one that splits reductions or may finish some.
+NODE, GROWS, SHRINKS, IS_LOOP, OF_SPLITS = range(5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ class Timeline:
             is_loop, numbers = figures[IS_LOOP] > 0, np.arange(1, len(before) + 1)
             last_call = np.maximum.accumulate(np.where(is_loop, 0, numbers))
             before[is_loop] = np.concatenate([[0], freed])[last_call[is_loop]]
-        return live + figures[GROWS].cumsum() - before + figures[EXTRA]
+        return live + figures[GROWS].cumsum() - before
 
     def _join_ends(self, seconds: np.ndarray, steps: dict[int, Step]) -> None:
         """Correct seconds by kernel: the last one of a split reduction is the next that goes over its results.
@@ -260,11 +260,10 @@ class Timeline:
         laid_anew_bytes = sum(size[b] for b in made if b in anew)
         split = frozenset([op.op for op in kernel.ops if op.op in self._more_kernels])
         finishes = self._finishes(kernel)
-        grows = sum(size[b] for b in made) - reused
-        extra = dropped + copied_bytes + laid_anew_bytes
-        shrinks = sum(size[b] for b in dying) - reused
+        passing = dropped + copied_bytes + laid_anew_bytes - reused
+        grows, shrinks = (sum(size[b] for b in buffers) + passing for buffers in (made, dying))
         step = Step(
-            figures=(first.op, grows, extra, shrinks, int(not kernel.is_extern), int(bool(split or finishes))),
+            figures=(first.op, grows, shrinks, int(not kernel.is_extern), int(bool(split or finishes))),
             seconds=self._seconds(kernel, made, dying)
             + (2 * copied_bytes + laid_anew_bytes) / self.hardware.byte_per_s,
             split=split,

@@ -125,6 +125,27 @@ def test_a_gradient_is_written_as_backward_reads_it_unless_that_rebuilds_a_convo
         assert live - 65536 - 589824 == num_images * 65536
 
 
+def test_on_the_cpu_what_was_copied_for_a_convolution_is_there_until_the_loops_before_it_have_run():
+    """q shares nothing with s. With both there are y, t, r, s and its copy, q, and forward's copies of x and w."""
+    timeline = step(
+        f"""t = tangent 2x128x8x8
+            r = tangent 2x128x8x8
+            v = view t [2,32,256]
+            s = sin v
+            u = view s [2,128,8,8]
+            q = cos r
+            g = convolution_backward u x w None {ONE_BY_ONE} [True,True,False]
+            gx = getitem g 0
+            gw = getitem g 1
+            h = mul gx y
+            return y | gw h q""",
+        device="cpu",
+    )
+    node = {node.name: i for i, node in enumerate(timeline.flow.nodes)}
+    (live,) = [m.live_bytes for m in timeline.simulate(frozenset()).moments if m.node == node["q"]]
+    assert live - 65536 - 589824 == 6 * 65536
+
+
 POOLED = """
     a = sin y
     n = neg x

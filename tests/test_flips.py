@@ -1,10 +1,14 @@
 """Flips of single values: which go together, and the climb from one improvement to the next."""
 
+from array import array
 from dataclasses import dataclass
 
 from recompile.errors import PlanError
 from recompile.planner.flips import climb, flip_groups
+from recompile.planner.mincut import is_smaller
 from recompile.planner.network import cut_network
+from recompile.planner.pool import Candidate
+from recompile.timeline import Simulation
 from tests.notation import H100
 from tests.test_segments import CHAIN, cut_at
 
@@ -66,3 +70,17 @@ def test_each_improvement_is_the_start_of_the_next_and_a_plan_that_cannot_be_is_
 
 def test_the_climb_ends_after_as_many_flips_as_it_was_given():
     assert climbed(2) == ([[2, 3, 4, 5], [3, 4, 5]], 2)
+
+
+def step_of(forward_bytes, backward_bytes, seconds=1.0):
+    """A plan of two moments."""
+    simulation = Simulation(
+        1, array("q", [0, 1]), array("q", [forward_bytes, backward_bytes]), array("d", [seconds, 0.0]), 0
+    )
+    return Candidate(frozenset(), frozenset(), simulation, 0)
+
+
+def test_of_plans_with_equal_peaks_that_is_smaller_which_leaves_more_room_in_the_other_half():
+    assert is_smaller(step_of(80, 100), step_of(90, 100)) and not is_smaller(step_of(90, 100), step_of(80, 100))
+    assert is_smaller(step_of(99, 99), step_of(10, 100))
+    assert is_smaller(step_of(90, 100, seconds=1.0), step_of(90, 100, seconds=2.0))

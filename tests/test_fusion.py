@@ -141,6 +141,12 @@ def test_random_numbers_are_stored_although_they_are_pointwise():
     assert stored(text) == "r(primals_2), y(primals_1 r)"
 
 
+def test_what_strides_show_a_view_of_is_stored():
+    text = "x = input 32\na = sin x\nv = as_strided a [4,8] [8,1]\ny = cos v\nreturn y |"
+    assert stored(text) == "a(primals_1), y(a)"
+    assert stored(text.replace("as_strided a [4,8] [8,1]", "view a [4,8]")) == "y(primals_1)"
+
+
 def test_on_the_cpu_a_reused_exponential_is_stored_and_a_reused_product_is_not():
     exponential = "x = input 4\na = exp x\nb = sin a\nc = cos a\nreturn b c |"
     product = exponential.replace("exp x", "mul x 2")

@@ -261,7 +261,14 @@ def faster_within(limit: int | None) -> Callable[[Candidate, Candidate], bool]:
 
 
 def is_smaller(new: Candidate, best: Candidate) -> bool:
-    return (new.peak_bytes, new.step_seconds) < (best.peak_bytes, best.step_seconds)
+    return smallness(new) < smallness(best)
+
+
+def smallness(candidate: Candidate) -> tuple[int, int, float]:
+    """The peak; of plans with equal ones the sum of forward's and backward's, as what lowers the lesser of the two
+    makes room for what lowers the greater and raises it."""
+    phases = candidate.simulation.peak_of("forward") + candidate.simulation.peak_of("backward")
+    return candidate.peak_bytes, phases, candidate.step_seconds
 
 
 def spread(items: list, count: int) -> list:

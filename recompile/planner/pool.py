@@ -36,7 +36,7 @@ class Pool:
     candidates: dict[frozenset[int], Candidate] = field(default_factory=dict)
     _asked: dict[frozenset[int], Candidate] = field(default_factory=dict, repr=False)  # by the set as it was proposed
     _best: list[Candidate] = field(default_factory=list, repr=False)  # the frontier of the first ``_num_compared``
-    _num_compared: int = 0
+    _num_compared: int = field(default=0, repr=False)
 
     def add(self, saved: Iterable[int]) -> Candidate:
         """Make the set legal, simulate it unless that was done before, and return it."""
