@@ -171,7 +171,7 @@ def graphs_of(name: str, peers: Iterable[Peer], store: Store = STORE) -> list[di
     return found
 
 
-METHOD = (made, compiled, figures, seconds_of, run_of, in_turns, Target, graphs_of)  # what results depend on
+METHOD = (made, compiled, figures, seconds_of, in_child, run_of, in_turns, Target, graphs_of)  # what results depend on
 
 
 # One model after the other

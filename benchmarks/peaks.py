@@ -55,6 +55,10 @@ SHARES = tuple(step / 10 for step in range(10, -1, -1))
 NUM_BETWEEN = 3  # budgets in bytes between the floor and the fastest plan's peak
 BELOW_FLOOR = 0.97
 NUM_MEASUREMENTS, NUM_TIMED_STEPS = 2, 3
+# glibc gives freed memory back to the system, or not, as it happens to lie, and getting it again took a step of 65 ms
+# up to 4 ms more; so it keeps it (the most that it takes for an answer: 2 GiB less a byte, 32 MiB). Peaks are counted
+# by the allocator and don't change.
+KEEPING_PAGES = {"MALLOC_TRIM_THRESHOLD_": "2147483647", "MALLOC_MMAP_THRESHOLD_": "33554432"}
 ALL_RATIOS, RIGHT_WITH_DROPOUT = (1.0, 0.5, 0.25, 0.1, 0.0), (1.0, 0.5)  # lower ones draw dropout's masks again
 MATMULS = frozenset(getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm", "convolution"))
 
@@ -238,7 +242,7 @@ def in_child(task: str, name: str, arguments: Any, cache: str, program: str = "b
     command = [sys.executable, "-W", "ignore", "-m", program, "--task", task, name, json.dumps(arguments)]
     settings = {
         "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0", "TORCHINDUCTOR_CACHE_DIR": cache,
-        "TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_FX_GRAPH_CACHE": "0", **KEEPING_PAGES,
     }  # fmt: skip
     done = subprocess.run(
         command, env={**os.environ, **settings}, cwd=HERE.parent, capture_output=True, text=True, check=True

@@ -171,11 +171,8 @@ def graph_break_of(model: fx.GraphModule) -> str:
     return f"{where}: {str(reason.reason).splitlines()[0]}"
 
 
-# What Inductor is told where memory is scarce. ``allow_buffer_reuse`` would keep dead buffers for later ones. A sum of
-# fewer elements than ``unroll_reductions_threshold`` is computed anew in every reader: what it sums up, a multiple of
-# the sum, then waits for the last of them, which for the gradient of a bias that all layers add is the end of backward.
-# Two: none is (of one element there is nothing to sum).
-WITH_A_BUDGET = {"allow_buffer_reuse": False, "unroll_reductions_threshold": 2}
+# What Inductor is told where memory is scarce: otherwise it keeps dead buffers for later ones.
+WITH_A_BUDGET = {"allow_buffer_reuse": False}
 
 
 def inductor_patches(options: Options) -> dict[str, Any]:

@@ -251,7 +251,8 @@ def compile_with_inductor(
     from recompile.torch_private_emitted import recording
     from recompile.torch_private_fusion import with_short_lives
 
-    inner, patches = with_short_lives(compile_fx_inner), {**config_patches, "custom_partitioner_fn": partitioner}
+    inner = with_short_lives(compile_fx_inner, config_patches)
+    patches = {**config_patches, "custom_partitioner_fn": partitioner}
     if emitted is None:
         return compile_fx(model, inputs, inner_compile=inner, config_patches=patches)
     with functorch_config.patch(force_non_lazy_backward_lowering=True):

@@ -6,7 +6,11 @@ gradient of the one use is added to that of the other: fused with that add, the 
 made, and what it sums up stays in memory through all that lies between. For four blocks traversed twice the peak was
 three times what the order of the graph needs.
 
-Likewise a product and a sum become one call (``addmm``) in the sum's place, however late that is. Where the embedding
+Likewise a sum of a few elements is computed anew in every reader, and what it sums up, a multiple of it, waits for the
+last of them: for the gradient of a position bias that all layers of a T5 share, until the end of backward. With such a
+sum in a graph none is unrolled in it.
+
+And a product and a sum become one call (``addmm``) in the sum's place, however late that is. Where the embedding
 and the output layer share their weight, the gradient of the logits would be kept through the whole of backward for it.
 """
 
@@ -26,29 +30,38 @@ from torch._inductor.fx_passes import post_grad
 from torch._inductor.virtualized import V
 from torch._ops import OpOverload
 
+from recompile.joint import Kind
 from recompile.sizes import AT_HINTS
+from recompile.work import kind_of, num_elements
 
 
-def with_short_lives(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
-    """The compilation of one graph, forward's or backward's, without fusions that keep memory waiting."""
+def with_short_lives(inner_compile: Callable[..., Any], asked: Mapping[str, Any]) -> Callable[..., Any]:
+    """The compilation of one graph, forward's or backward's, without fusions that keep memory waiting.
+
+    ``asked``: Inductor's options that somebody chose; they count.
+    """
 
     @functools.wraps(inner_compile)
-    def compiled(*args: Any, **kwargs: Any) -> Any:
-        with short_lives():
-            return inner_compile(*args, **kwargs)
+    def compiled(graph: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        with short_lives(graph), inductor_config.patch(dict(asked)):
+            return inner_compile(graph, *args, **kwargs)
 
     return compiled
 
 
 @contextmanager
-def short_lives() -> Iterator[None]:
-    """What Inductor compiles in the block has no fusion that keeps memory waiting."""
+def short_lives(graph: fx.GraphModule) -> Iterator[None]:
+    """What Inductor makes of the graph in the block has no fusion that keeps memory waiting."""
     prefer_unfused = post_grad.should_prefer_unfused_addmm
 
     def is_unfused(match: Any) -> bool:
         return prefer_unfused(match) or keeps_factors_waiting(match)
 
-    with V.set_choices_handler(choices()), mock.patch.object(post_grad, "should_prefer_unfused_addmm", is_unfused):
+    with (
+        V.set_choices_handler(choices()),
+        mock.patch.object(post_grad, "should_prefer_unfused_addmm", is_unfused),
+        inductor_config.patch({UNROLLED: FEWEST_SUMMED} if keeps_summands_waiting(graph) else {}),
+    ):
         yield
 
 
@@ -61,6 +74,8 @@ def choices() -> InductorChoices:
 # Nodes between a producer and its reader from which on waiting counts: a third of a transformer block's backward.
 # Inductor takes 64 for nodes that merely share a read, more than a whole block.
 LONGEST_WAIT = 16
+# Inductor's option: sums of fewer elements are unrolled. Two: none is (of one element there is nothing to sum).
+UNROLLED, FEWEST_SUMMED = "unroll_reductions_threshold", 2
 
 
 @functools.cache
@@ -120,6 +135,24 @@ def written_bytes(scheduler: Any, node: Any) -> int:
     return sum(scheduler.dep_size_hint(dep) for dep in node.read_writes.writes)
 
 
+def keeps_summands_waiting(graph: fx.GraphModule) -> bool:
+    """Whether Inductor would compute a sum anew in a reader well behind it."""
+    place = {node: position for position, node in enumerate(graph.graph.nodes)}
+    limit = getattr(inductor_config, UNROLLED)
+    return any(
+        FEWEST_SUMMED <= num_summed(node) < limit and last_read(node, place) - place[node] > LONGEST_WAIT
+        for node in place
+        if kind_of(node) is Kind.REDUCTION
+    )
+
+
+def num_summed(node: fx.Node) -> int:
+    """Elements that go into one of a reduction's results; 1 for an element picked out of several results."""
+    sources = [argument.meta.get("val") for argument in node.all_input_nodes[:1]]
+    results = [num_elements(value) for value in (*sources, node.meta["val"])]
+    return results[0] // max(1, results[1]) if len(results) == 2 else 1
+
+
 def keeps_factors_waiting(match: Any) -> bool:
     """Whether a product moved to the sum that it goes into, well behind it, keeps more bytes than its result has.
 
@@ -145,7 +178,7 @@ def base_of(node: fx.Node) -> fx.Node:
     return node
 
 
-def last_read(node: fx.Node, place: Mapping[fx.Node, int], but_for: fx.Node) -> int:
+def last_read(node: fx.Node, place: Mapping[fx.Node, int], but_for: fx.Node | None = None) -> int:
     """The place of the last op that reads a value, through views or not, ``but_for`` one."""
     found, pending = -1, list(node.users)
     while pending:

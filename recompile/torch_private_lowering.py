@@ -118,7 +118,7 @@ def lower(
         "graph_id": 0,
     }
     with (
-        short_lived() if short_lives else V.set_choices_handler(InductorChoices()),
+        short_lived(module) if short_lives else V.set_choices_handler(InductorChoices()),
         absent_gpu(chip),
         inductor_config.patch({**config_patches, **LOWERING_PATCHES}),
         state.entered(),

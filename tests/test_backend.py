@@ -134,21 +134,20 @@ def test_an_option_of_inductor_is_active_when_forward_and_backward_are_lowered(m
 
 
 @pytest.mark.parametrize(
-    ("options", "allow_buffer_reuse", "unroll"),
+    ("options", "allow_buffer_reuse"),
     [
-        ({}, None, None),
-        ({"memory_budget": None}, None, None),
-        ({"memory_budget": 0.5}, False, 2),
-        ({"memory_budget": 0.5, "allow_buffer_reuse": True, "unroll_reductions_threshold": 4}, True, 4),
+        ({}, None),
+        ({"memory_budget": None}, None),
+        ({"memory_budget": 0.5}, False),
+        ({"memory_budget": 0.5, "allow_buffer_reuse": True}, True),
     ],
 )
 def test_only_with_a_budget_is_memory_saved_by_inductors_options_and_the_users_word_counts(
-    handed_to_inductor, options, allow_buffer_reuse, unroll
+    handed_to_inductor, options, allow_buffer_reuse
 ):
     step(compiled_with(matmuls(), **options), batch())
     [(settings, _)] = handed_to_inductor
     assert settings.get("allow_buffer_reuse") is allow_buffer_reuse
-    assert settings.get("unroll_reductions_threshold") == unroll
 
 
 # Shapes and breaks

@@ -4,11 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._inductor import config as inductor_config
 
 pytest.importorskip("triton")
 
 from recompile.gpu import dry_run
-from recompile.torch_private_fusion import keeps_memory_waiting
+from recompile.torch_private_fusion import LONGEST_WAIT, keeps_memory_waiting, with_short_lives
+from tests.notation import joint
 from tests.whole.models import TwoTraversals
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -85,6 +87,28 @@ def scheduler_of(nodes, **readers):
                      for name, users in readers.items()},
         dep_size_hint=lambda dep: dep.num_bytes,
     )  # fmt: skip
+
+
+def summing(num_summed, num_between, asked=None):
+    """What Inductor is told of small sums for a graph with a sum that is read again after so many ops."""
+    between = "\n".join(f"b{i} = sin {f'b{i - 1}' if i else 'x'}" for i in range(num_between))
+    text = f"x = input {num_summed}x4x8\na = sum x [0]\n{between}\ny = add a b{num_between - 1}\nreturn y |"
+    seen = with_short_lives(lambda graph: inductor_config.unroll_reductions_threshold, asked or {})
+    return seen(joint(text).module)
+
+
+def test_small_sums_are_not_unrolled_in_a_graph_where_one_is_read_far_behind_it():
+    default = inductor_config.unroll_reductions_threshold
+    assert default == 8
+    assert summing(num_summed=2, num_between=LONGEST_WAIT) == 2
+    assert summing(num_summed=7, num_between=LONGEST_WAIT) == 2
+    assert summing(num_summed=2, num_between=LONGEST_WAIT - 1) == default  # near: unrolling it holds up little
+    assert summing(num_summed=8, num_between=LONGEST_WAIT) == default  # never unrolled
+    assert inductor_config.unroll_reductions_threshold == default
+
+
+def test_the_users_word_on_small_sums_counts():
+    assert summing(num_summed=2, num_between=LONGEST_WAIT, asked={"unroll_reductions_threshold": 4}) == 4
 
 
 @pytest.mark.parametrize("factor_bytes", [64, 2000])
