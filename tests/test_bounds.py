@@ -53,6 +53,29 @@ def bounds(text, *limits):
     return [certificate.seconds(limit) for limit in limits]
 
 
+def test_on_the_cpu_loops_over_columns_and_over_rows_are_not_bounded_to_kernels_of_their_own():
+    """There all of forward is one kernel, on a GPU it is two at least."""
+    text = """
+        x = input 2048x512
+        t = tangent 2048x512
+        c = cos x
+        m = mean.dim c [0] True
+        a = sub x m
+        d = cos a
+        n = mean.dim d [0] True
+        e = sub a n
+        v = var_mean.correction x [1] correction=0 keepdim=True
+        u = getitem v 1
+        f = sub x u
+        h = add x x
+        g = add t t
+        return e f h | g
+    """
+    for device in ("cpu", "meta"):
+        timeline, plans = all_plans(text, device)
+        assert lower_bound(timeline, None) <= min(plan.step_seconds for plan in plans)
+
+
 def test_on_a_chain_with_one_choice_both_bounds_are_met():
     """384 bytes take one launch more, a matmul again, than 512; below 384 there is no plan."""
     plain, tight, none = bounds(CHAIN, 512, 384, 383)

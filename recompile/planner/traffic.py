@@ -1,9 +1,10 @@
 """Bytes that loops move, and launches that they take, whatever is saved and however they fuse. See ``certain``.
 
-Loops whose shapes never share a kernel (``recompile.fusion.shapes_fuse``) fall into families: column reductions of one
-shape; and all others by their number of elements, where a row reduction of M x N joins M with M N. Two loops of one
-family with a library call between them do not share a kernel either. So the kernels that read a buffer are at least as
-many as, summed over families, the longest sequence of its readers, each separated from the next by a call of the chain.
+On a GPU loops whose shapes never share a kernel (``recompile.fusion.shapes_fuse``) fall into families: column
+reductions of one shape; and all others by their number of elements, where a row reduction of M x N joins M with M N.
+Two loops of one family with a library call between them do not share a kernel either. So the kernels that read a buffer
+are at least as many as, summed over families, the longest sequence of its readers, each separated from the next by a
+call of the chain.
 """
 
 from __future__ import annotations
@@ -172,9 +173,14 @@ class Classes:
 
 
 def families(facts: FusionFacts) -> dict[int, Hashable]:
-    """Per loop the family that its kernel belongs to: loops of two families never fuse."""
+    """Per loop the family that its kernel belongs to: loops of two families never fuse.
+
+    On the CPU there is one: nests of unlike loops stand side by side in one kernel (``recompile.cpu_fusion``).
+    """
     flow, numels = facts.flow, Classes()
     loops = [i for i in range(len(flow.nodes)) if flow.is_op[i] and flow.kind[i] in LOOPS]
+    if facts.loops_run_together:
+        return dict.fromkeys(loops, 0)
     for i in loops:
         shape = facts.shape[i]
         if shape.inner > 1 and shape.reduces_rows:
@@ -183,4 +189,5 @@ def families(facts: FusionFacts) -> dict[int, Hashable]:
 
 
 def _is_column(facts: FusionFacts, i: int) -> bool:
-    return facts.shape[i].inner > 1 and not facts.shape[i].reduces_rows
+    """Whether a loop is a reduction over columns that shares no kernel with loops over rows."""
+    return not facts.loops_run_together and facts.shape[i].inner > 1 and not facts.shape[i].reduces_rows
