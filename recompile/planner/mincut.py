@@ -161,8 +161,10 @@ class Search:
 
     def _flip_at_floor(self) -> None:
         """Flips around the smallest plan, where the smallest peak counts."""
-        floor = self.pool.frontier()[0]
+        floor, nodes = self.pool.frontier()[0], len(self.pool.timeline.flow.nodes)
         least, most = (int(share * floor.peak_bytes) for share in FLIPPED_SHARES)
+        if len(flip_groups(self.network, self.segments, floor.saved)) <= FLIP_WORK // nodes:
+            least, most = 0, None  # a small graph: all can be tried
         for better in self._climb(self.pool, floor, is_smaller, most, least):
             self._learn_from(better)
 
