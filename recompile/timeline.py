@@ -315,19 +315,23 @@ class Timeline:
     def _seconds(self, kernel: Kernel, written: Sequence[int], spilled: Collection[int]) -> float:
         """Roofline of a kernel: an extern's own, else the larger of traffic and arithmetic, plus a launch.
 
-        What it spills is written, and read again in a later pass over the same rows; see ``Hardware.counts_spills``.
+        What it spills is written, and read again in a later pass over the same rows; see ``Hardware.counts_spills``. A
+        reduction's result is written alone: what C++ reads in the next nest of loops is in the cache still.
         """
         if kernel.is_extern:
             return self._seconds_alone.get(kernel.ops[0].op, self.hardware.launch_s)
         size = self.flow.size_bytes
         spill_moves = 2 if self.hardware.counts_spills else 0
         moved = sum(size[b] for b in kernel.reads.difference(kernel.makes))
-        moved += sum(size[b] * (spill_moves if b in spilled else 1) for b in written)
+        moved += sum(size[b] * (spill_moves if b in spilled and not self._is_reduced(b) else 1) for b in written)
         members = frozenset().union(*(op.members for op in kernel.ops))
         flop = sum(self.facts.flop[i] for i in members)
         seconds = max(moved / self.hardware.byte_per_s, flop / self.hardware.vector_flop_per_s)
         num_launches = 1 + sum(self._more_kernels.get(op.op, 0) for op in kernel.ops)
         return seconds + num_launches * self.hardware.launch_s
+
+    def _is_reduced(self, buffer: int) -> bool:
+        return self.flow.kind[self.flow.op[buffer]] is Kind.REDUCTION
 
     def _seconds_to_move(self, moved_bytes: int) -> float:
         """A loop of its own that computes nothing to speak of."""
