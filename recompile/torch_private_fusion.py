@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import torch
 import torch.fx as fx
 from torch._inductor import config as inductor_config
 from torch._inductor.choices import InductorChoices
@@ -147,10 +148,13 @@ def keeps_summands_waiting(graph: fx.GraphModule) -> bool:
 
 
 def num_summed(node: fx.Node) -> int:
-    """Elements that go into one of a reduction's results; 1 for an element picked out of several results."""
-    sources = [argument.meta.get("val") for argument in node.all_input_nodes[:1]]
-    results = [num_elements(value) for value in (*sources, node.meta["val"])]
-    return results[0] // max(1, results[1]) if len(results) == 2 else 1
+    """Elements that go into each element of a reduction's result; 1 for one of several results, a variance or a mean,
+    which Inductor does not unroll.
+    """
+    source = node.all_input_nodes[0].meta["val"]
+    if not all(isinstance(val, torch.Tensor) for val in (source, node.meta["val"])):
+        return 1
+    return num_elements(source) // max(1, num_elements(node.meta["val"]))
 
 
 def keeps_factors_waiting(match: Any) -> bool:

@@ -9,7 +9,7 @@ from torch._inductor import config as inductor_config
 pytest.importorskip("triton")
 
 from recompile.gpu import dry_run
-from recompile.torch_private_fusion import LONGEST_WAIT, keeps_memory_waiting, with_short_lives
+from recompile.torch_private_fusion import LONGEST_WAIT, keeps_memory_waiting, keeps_summands_waiting, with_short_lives
 from tests.notation import joint
 from tests.whole.models import TwoTraversals
 
@@ -105,6 +105,15 @@ def test_small_sums_are_not_unrolled_in_a_graph_where_one_is_read_far_behind_it(
     assert summing(num_summed=2, num_between=LONGEST_WAIT - 1) == default  # near: unrolling it holds up little
     assert summing(num_summed=8, num_between=LONGEST_WAIT) == default  # never unrolled
     assert inductor_config.unroll_reductions_threshold == default
+
+
+@pytest.mark.parametrize(("number", "rows"), [(0, 64), (1, 64), (0, 2), (1, 2)])
+def test_variances_and_means_read_far_behind_them_are_no_small_sums(number, rows):
+    """Two results of one op, as layer norm hands them to backward."""
+    between = "\n".join(f"b{i} = sin {f'b{i - 1}' if i else 'x'}" for i in range(LONGEST_WAIT))
+    text = f"x = input {rows}x8\nv = var_mean.correction x [0] correction=0\na = getitem v {number}\n{between}\n"
+    graph = joint(f"{text}y = add a b{LONGEST_WAIT - 1}\nreturn y |").module
+    assert not keeps_summands_waiting(graph)
 
 
 def test_the_users_word_on_small_sums_counts():

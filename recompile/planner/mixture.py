@@ -57,6 +57,8 @@ def fastest_mixture(
                 came_from = 1 if piece.needs_boundary else int(before[1, earlier] < before[0, earlier])
                 if before[came_from, earlier] + piece.seconds == seconds:
                     break
+        else:
+            raise AssertionError("the least seconds are those of some piece")
         mixture.append(piece)
         row, place = came_from, earlier
     return mixture[::-1]
