@@ -22,7 +22,7 @@ from recompile.loops import BY_INDEX, BY_POSITION, Access, first_tensor, walked,
 from recompile.sizes import AT_HINTS
 from recompile.torch_private import RANDOM_FROM_SEED, SEEDS
 from recompile.view_copies import CopyTable, ViewCopy, view_copies
-from recompile.work import name_of, words
+from recompile.work import name_of, reduced_dims, words
 
 aten = torch.ops.aten
 
@@ -252,11 +252,7 @@ def loop_shape(
     if not isinstance(source, torch.Tensor) or numel == 0:
         return OpShape(numel, 1, False)
     inner = max(1, notes[node.all_input_nodes[0]].numel // numel)
-    dims = node.args[1] if len(node.args) > 1 else None
-    dims = [dims] if isinstance(dims, int) else dims
-    if not isinstance(dims, list | tuple) or not dims:
-        return OpShape(numel, inner, True)
-    axes = sorted(dim % source.dim() for dim in dims)
+    axes = reduced_dims(node, source.dim())
     if node.all_input_nodes[0] in channels_last:
         axes = sorted(map(IN_MEMORY.index, axes))
     return OpShape(numel, inner, axes == list(range(source.dim() - len(axes), source.dim())))

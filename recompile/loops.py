@@ -17,7 +17,7 @@ import torch.fx as fx
 from recompile.dataflow import Dataflow
 from recompile.joint import Kind
 from recompile.sizes import AT_HINTS
-from recompile.work import name_of, words
+from recompile.work import name_of, reduced_dims, words
 
 Walk = tuple[tuple[int, int], ...]
 Access = tuple[int, Walk]  # of a buffer
@@ -158,10 +158,7 @@ def _walks_of_reduction(flow: Dataflow, node: fx.Node) -> tuple[tuple[Access, ..
     if source is None:
         return (), frozenset()
     shape = AT_HINTS.shape(source)
-    dims = node.args[1] if len(node.args) > 1 else None
-    dims = [dims] if isinstance(dims, int) else dims
-    is_named = isinstance(dims, list | tuple) and bool(dims)
-    reduced = sorted(dim % len(shape) for dim in dims) if is_named else list(range(len(shape)))
+    reduced = reduced_dims(node, len(shape))
     order = [dim for dim in range(len(shape)) if dim not in reduced] + reduced
     found = []
     for argument in node.all_input_nodes:

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from recompile.registry import facts_about
 from recompile.torch_private import SEED_DRAWS
+from recompile.work import argument_of
 
 CASTS = (torch.ops.prims.convert_element_type.default, torch.ops.aten._to_copy.default)
 COLLECTIVE_NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional", "symm_mem")
@@ -67,15 +68,7 @@ def is_random(node: fx.Node) -> bool:
         return True
     if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
-    for position, argument in enumerate(node.target._schema.arguments):
-        if argument.name in ("dropout_p", "dropout"):
-            value = (
-                node.args[position]
-                if position < len(node.args)
-                else node.kwargs.get(argument.name, argument.default_value)
-            )
-            return value != 0
-    return True
+    return argument_of(node, "dropout_p", "dropout") != 0
 
 
 def written_arguments(node: fx.Node) -> list[fx.Node]:

@@ -216,6 +216,25 @@ def name_of(target: Any) -> str:
     return target._opname if isinstance(target, OpOverload) else ""
 
 
+def reduced_dims(node: fx.Node, rank: int) -> list[int]:
+    """The dimensions of its first argument, of ``rank``, that a reduction goes over: all if it names none."""
+    dims = argument_of(node, "dim")
+    dims = [dims] if isinstance(dims, int) else dims
+    if not isinstance(dims, list | tuple) or not dims:
+        return list(range(rank))
+    return sorted({dim % rank for dim in dims}) if rank else []  # a scalar's dimension may be named 0 or -1
+
+
+def argument_of(node: fx.Node, *names: str) -> Any:
+    """What a call of an op gives for its argument of one of these names, or else its default; None if it has none."""
+    if isinstance(node.target, OpOverload):
+        for position, known in enumerate(node.target._schema.arguments):
+            if known.name in names:
+                given = position < len(node.args)
+                return node.args[position] if given else node.kwargs.get(known.name, known.default_value)
+    return None
+
+
 def _reads_tensor_data(node: fx.Node) -> bool:
     """Whether the node looks at the elements of a tensor, and not only at its sizes."""
     if name_of(node.target) in METADATA_READERS:

@@ -307,3 +307,19 @@ def test_a_convolution_on_the_cpu_keeps_channels_last_copies_of_its_inputs_for_b
     timeline = Timeline(graph, H100)
     # x is 2 x 3 x 8 x 8 x 4 = 1,536 bytes, w is 4 x 27 x 4 = 432; y is an output, allocated anyway
     assert timeline.simulate(frozenset()).saved_bytes == 1536 + 432
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_scalar_may_be_reduced_over_a_dimension_it_does_not_have(device):
+    text = """
+        x = input 8
+        t = tangent -
+        e = exp x
+        s = select.int e 0 0
+        m = max.dim s -1
+        v = getitem m 0
+        g = mul t e
+        return v | g
+    """
+    assert lives(text, device=device) == lives(text.replace("max.dim s -1", "max.dim s 0"), device=device)
+    assert lives(text, device=device)

@@ -11,7 +11,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 import recompile.torch_private  # noqa: F401  registers Inductor's prims
 from recompile.joint import Kind, Work
 from recompile.sizes import AT_HINTS, UNBACKED_SIZE
-from recompile.work import bytes_of, kind_of, num_elements, storage_bytes_of, work_of
+from recompile.work import bytes_of, kind_of, num_elements, reduced_dims, storage_bytes_of, work_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -130,6 +130,24 @@ def test_what_inductor_writes_as_one_loop_is_pointwise(pointwise):
 )
 def test_reductions_and_scans_are_reductions(reduction):
     assert kind_of(calls(trace(reduction, X))[0]) is Kind.REDUCTION
+
+
+@pytest.mark.parametrize(
+    ("function", "dims"),
+    [
+        (lambda x: x.sum(-1), [1]),
+        (lambda x: x.amax((1, 0)), [0, 1]),
+        (lambda x: x.argmax(), [0, 1]),
+        (lambda x: x.sum(()), [0, 1]),
+        (lambda x: x.max(0)[0], [0]),
+        (lambda x: torch.linalg.vector_norm(x, 1, 0), [0]),  # its second argument is the order and no dimension
+        (lambda x: x[0, 0].max(-1)[0], []),
+        (lambda x: x[0, 0].sum(), []),
+    ],
+)
+def test_a_reduction_goes_over_the_dimensions_it_names_or_all(function, dims):
+    node = next(node for node in trace(function, X).nodes if kind_of(node) is Kind.REDUCTION)
+    assert reduced_dims(node, node.args[0].meta["val"].dim()) == dims
 
 
 @pytest.mark.parametrize(
