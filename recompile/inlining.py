@@ -94,11 +94,12 @@ class FusionFacts:
     copies: dict[StoredOp, StoredOp] = field(default_factory=dict, repr=False)
     kernels: dict[tuple[StoredOp, ...], Any] = field(default_factory=dict, repr=False)
     nests: dict[StoredOp, Any] = field(default_factory=dict, repr=False)
+    sharing: dict[tuple, list[tuple[int, int]]] = field(default_factory=dict, repr=False)
     fits: dict[tuple[int, int], bool] = field(default_factory=dict, repr=False)  # by the numbers of two shapes
 
     def forget(self) -> None:
         """Drop what was worked out for plans; equal ops and kernels are one object only from here on."""
-        for known in (self.stored_ops, self.copies, self.kernels, self.nests):
+        for known in (self.stored_ops, self.copies, self.kernels, self.nests, self.sharing):
             known.clear()
 
     @functools.cached_property

@@ -178,7 +178,7 @@ class PlainCpuFusion(CpuFusion):
     """Every pair looked at anew in every round; a cycle found by walking along the kernels."""
 
     def new_pairs(self, groups, fresh):
-        return super().new_pairs(groups, {id(group) for group in groups})
+        return super().new_pairs(groups, set(groups))
 
     def is_cyclic(self, one, two):
         merged, seen, pending = {id(one), id(two)}, set(), [one, two]
