@@ -163,7 +163,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One saved or recomputed value and why, for people."""
+    """One saved or recomputed value and why, for people; "" where its price decided, which reports look up."""
 
     node: fx.Node
     reason: str

@@ -121,15 +121,14 @@ def test_a_plan_knows_its_bytes_and_its_flop():
     assert kept.step_seconds < rebuilt.step_seconds
 
 
-def test_every_choice_has_a_reason():
+def test_a_choice_that_prices_did_not_decide_has_a_reason():
     text = CHAIN.replace("return y |", "return y e |")
     reasons = {choice.node.name: choice.reason for choice in plan_of(text, planner="save_all").saved}
     assert reasons["primals_2"] == "an input of the graph: held by the caller anyway"
     assert reasons["e"] == "an output of forward: allocated anyway"
     reasons = {choice.node.name: choice.reason for choice in plan_of(DROPOUT).saved}
     assert reasons["s"] == "must not be recomputed: random seeds: drawn again they would differ"
-    reasons = {choice.node.name: choice.reason for choice in plan_of(CHAIN, 0.0).recomputed}
-    assert reasons["a"] == "rebuilding it adds 2.0 us and spares 128 B"
+    assert [choice.reason for choice in plan_of(CHAIN, 0.0).recomputed] == ["", ""]
 
 
 def test_a_graph_whose_backward_needs_nothing_saves_nothing():

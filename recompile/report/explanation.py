@@ -21,12 +21,27 @@ if TYPE_CHECKING:
     from recompile.gpu import Program
     from recompile.tradeoff import Frontier
 
-SCHEMA_VERSION = 5  # of records and of to_json(): docs/report-schema.md
+SCHEMA_VERSION = 6  # of records and of to_json(): docs/report-schema.md
+CODE_WIDTH = 100  # characters of a source line: enough to recognise it
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """What would change if one value alone were decided the other way, by simulation; above 0 what would be more."""
+
+    seconds: float  # of the step
+    flop: int  # computed again
+    saved_bytes: int
+    peak_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class ValueRow:
-    """One node of the joint graph, with what was decided about it ("saved", "recomputed" or "")."""
+    """One node of the joint graph, with what was decided about it ("saved", "recomputed" or "").
+
+    ``code``: the line that made it. ``again_seconds``: what computing it again adds to the step, fusion considered.
+    ``turned`` is found for one of the values that are alike in equal layers, and None for what was not looked at.
+    """
 
     name: str
     op: str
@@ -48,6 +63,9 @@ class ValueRow:
     module: str
     decision: str
     reason: str
+    code: str = ""
+    again_seconds: float = 0.0
+    turned: Turned | None = None
 
 
 class Moment(NamedTuple):
@@ -117,9 +135,7 @@ class GraphReport:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> GraphReport:
-        rows = tuple(
-            ValueRow(**{**row, "shape": tuple(row["shape"]), "inputs": tuple(row["inputs"])}) for row in data["values"]
-        )
+        rows = tuple(map(row_from_json, data["values"]))
         peaks = (PeakReport(**{**peak, "alive": tuple(map(tuple, peak["alive"]))}) for peak in data["peaks"])
         plain = {f.name: data[f.name] for f in fields(cls)}
         rebuilt = {
@@ -131,6 +147,11 @@ class GraphReport:
             "limits": tuple(map(tuple, data["limits"])),
         }
         return cls(**{**plain, **rebuilt})
+
+
+def row_from_json(row: dict[str, Any]) -> ValueRow:
+    turned = row["turned"] and Turned(**row["turned"])
+    return ValueRow(**{**row, "shape": tuple(row["shape"]), "inputs": tuple(row["inputs"]), "turned": turned})
 
 
 @dataclass(frozen=True)
@@ -316,7 +337,16 @@ def value_row(
         module=module_path(node),
         decision=decision,
         reason=choice.reason if choice else "",
+        code=code_line(node),
     )
+
+
+def code_line(node: fx.Node) -> str:
+    """The text of the user's line that made the node, cut to ``CODE_WIDTH``; "" where the tracer kept none."""
+    lines = (node.meta.get("stack_trace") or "").splitlines()
+    frames = [k for k, line in enumerate(lines) if line.strip().startswith("File ")]
+    text = lines[frames[-1] + 1].strip() if frames and frames[-1] + 1 < len(lines) else ""
+    return text if len(text) <= CODE_WIDTH else f"{text[: CODE_WIDTH - 1]}…"
 
 
 def _op_name(node: fx.Node) -> str:

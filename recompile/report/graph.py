@@ -39,8 +39,10 @@ def explanation_to_networkx(explanation: Explanation) -> networkx.DiGraph:
 
 
 def vertex_attributes(row: ValueRow) -> dict[str, Any]:
-    """A row without its edges; None and tuples as text."""
+    """A row without its edges; None and tuples as text, what turning it would change under names of its own."""
     values = asdict(row)
     del values["name"], values["inputs"]
+    turned = values.pop("turned") or {}
+    values |= {f"turned_{key}": value for key, value in turned.items()}
     values["shape"] = "x".join(row.shape)
     return {key: "" if value is None else value for key, value in values.items()}

@@ -1,4 +1,4 @@
-"""The report of a decision that was just made: the plan simulated once more, for its moments."""
+"""The report of a decision that was just made: the plan simulated once more, for its moments and for what it is worth."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from recompile.joint import Budget, JointGraph, Plan
 from recompile.occupancy import occupancy_of
 from recompile.options import Options
 from recompile.report.explanation import GraphReport, report_graph
+from recompile.report.worth import with_worth
 from recompile.timeline import Timeline
 
 
@@ -18,7 +19,7 @@ def report_of(
     timeline, asked = Timeline(joint, hardware), options.memory_budget
     kept = frozenset(timeline.flow.index[c.node] for c in plan.saved if c.node.op != "placeholder")
     simulation = timeline.simulate(kept)
-    return report_graph(
+    report = report_graph(
         joint,
         plan,
         simulation,
@@ -31,3 +32,4 @@ def report_of(
         sizes=sizes,
         limits=limits,
     )
+    return with_worth(report, timeline, kept, simulation, budget.peak_bytes)
