@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from recompile.dataflow import dataflow_of, rebuilt_in_backward
 from recompile.errors import BudgetError, PlanError
@@ -32,15 +33,15 @@ def decide(joint: JointGraph, hardware: Hardware, options: Options) -> tuple[Pla
     try:
         budget = resolve_budget(options, joint, hardware, planner)
         plan, budget = plan_within(planner, joint, hardware, budget, options)
-        pool = search_of(joint, hardware).pool if planner is mincut else None  # of the search that just answered
+        search = search_of(joint, hardware) if planner is mincut else None  # the one that just answered
     except BudgetError as error:
         raise (with_margin(error, options) if isinstance(options.memory_budget, int) else error) from None
     finally:
         forget()
     check_plan(joint, plan, budget, options.planner_name())
-    if pool is None:
+    if search is None:
         return with_bounds(Timeline(joint, hardware), plan, budget), budget
-    return with_bounds(pool.timeline, plan, budget, pool.frontier()), budget
+    return with_bounds(search.pool.timeline, plan, budget, search.pool.frontier(), search.baselines), budget
 
 
 def plan_within(
@@ -56,10 +57,13 @@ def plan_within(
         return planner(joint, hardware, smallest), smallest
 
 
-def with_bounds(timeline: Timeline, plan: Plan, budget: Budget, met: Sequence[Candidate] = ()) -> Plan:
+def with_bounds(
+    timeline: Timeline, plan: Plan, budget: Budget, met: Sequence[Candidate] = (),
+    baselines: Mapping[str, Candidate] = MappingProxyType({}),
+) -> Plan:  # fmt: skip
     """The plan with its certificate: how fast, and how small, any plan could be. The same for every planner.
 
-    ``met``: plans that it is to be compared with; what bounds this plan's time bounds theirs.
+    ``met``, ``baselines``: plans that it is to be compared with; what bounds this plan's time bounds theirs.
     """
     certificate = Certificate(timeline)
     bound = certificate.seconds(budget.peak_bytes)
@@ -68,6 +72,7 @@ def with_bounds(timeline: Timeline, plan: Plan, budget: Budget, met: Sequence[Ca
         lower_bound_seconds=bound if math.isfinite(bound) else None,
         floor_bound_bytes=certificate.floor_bytes(),
         frontier=points_of(met, certificate),
+        baselines=tuple(zip(baselines, points_of(list(baselines.values()), certificate), strict=True)),
     )
 
 

@@ -187,6 +187,7 @@ class Plan:
     ``lower_bound_seconds``: no plan within the budget is faster by the same prediction; ``floor_bound_bytes``: none has
     a smaller peak. ``decide`` fills both in for every planner (None: not known). ``frontier``: the plans that the
     planner met on the way and that no other beats, from the smallest peak to the fastest; empty where it keeps none.
+    ``baselines``: what other planners would do without a budget, by name, where the search has met it anyway.
     """
 
     saved: tuple[Choice, ...]
@@ -198,6 +199,7 @@ class Plan:
     lower_bound_seconds: float | None = None
     floor_bound_bytes: int | None = None
     frontier: tuple[FrontierPoint, ...] = ()
+    baselines: tuple[tuple[str, FrontierPoint], ...] = ()
 
 
 Planner = Callable[["JointGraph", "Hardware", Budget], Plan]

@@ -103,8 +103,11 @@ class Search:
             if stride == 1 or len(self.boundaries) >= 4 * stride
         ]
         tell(f"planning a graph of {len(flow.nodes)} nodes, {len(self.segments)} segments")
-        for saved in (stock_saved_set(joint, flow, 1.0), save_all_set(joint, flow), full_recompute_set(joint, flow)):
-            self._try(saved)
+        self.baselines = {  # by the name of the planner that keeps these
+            "stock": self._try(stock_saved_set(joint, flow, 1.0)),
+            "save_all": self._try(save_all_set(joint, flow)),
+            "full": self._try(full_recompute_set(joint, flow)),
+        }
         for forced, most_cuts in boundary_families(self.boundaries):
             for cut in envelope(self.network, forced, most_cuts):
                 self._try(cut.saved)

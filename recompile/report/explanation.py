@@ -120,6 +120,7 @@ class GraphReport:
     timeline: tuple[Moment, ...]  # one entry a kernel, in the order of the predicted step
     peaks: tuple[PeakReport, ...]  # forward's and backward's
     frontier: tuple[FrontierPoint, ...]  # plans met while this one was sought, the smallest first; () for some planners
+    baselines: tuple[tuple[str, FrontierPoint], ...] = ()  # by planner, without a budget; () for some planners
     program_bytes: int | None = None  # peak of the programs that Inductor emitted, replayed; None: not looked at
 
     @property
@@ -143,6 +144,7 @@ class GraphReport:
             "timeline": tuple(Moment(*moment) for moment in data["timeline"]),
             "peaks": tuple(peaks),
             "frontier": tuple(FrontierPoint(**point) for point in data["frontier"]),
+            "baselines": tuple((name, FrontierPoint(**point)) for name, point in data["baselines"]),
             "sizes": tuple(data["sizes"]),
             "limits": tuple(map(tuple, data["limits"])),
         }
@@ -300,6 +302,7 @@ def report_graph(
             for peak in occupancy.peaks
         ),
         frontier=plan.frontier,
+        baselines=plan.baselines,
     )
 
 

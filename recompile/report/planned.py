@@ -1,4 +1,4 @@
-"""The report of a decision that was just made: the plan simulated once more, for its moments and for what it is worth."""
+"""The report of a decision that was just made: the plan simulated again, for its moments and for what it is worth."""
 
 from __future__ import annotations
 
