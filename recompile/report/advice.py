@@ -7,14 +7,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from recompile.joint import FrontierPoint
+from recompile.report.alternatives import budget_text, next_smaller
 from recompile.report.explanation import GraphReport, ValueRow
-from recompile.units import format_bytes
+from recompile.report.text import share_above
+from recompile.report.written_out import written_out
+from recompile.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from recompile.report.explanation import Explanation
 
 # Share of a peak from which on one kind of value is named as its cause.
 DOMINATES_SHARE = 0.5
+# Share of a peak from which on the scores of attention are named: below it other values decide how high it is.
+ATTENTION_SHARE = 0.25
 # A peak within this share of the smallest one is called the smallest: plans do not come in finer steps.
 AT_FLOOR_SHARE = 0.01
 # Share of a peak from which on values that an opaque op pins are worth a sentence.
@@ -38,7 +44,7 @@ class Advice:
 
 def advice_for(explanation: Explanation) -> list[Advice]:
     """Advice on all graphs, the weightiest kind first, each once."""
-    rules = (graph_break, class_scores, opaque_ops, at_the_floor)
+    rules = (graph_break, class_scores, attention_scores, opaque_ops, at_the_floor, a_smaller_budget)
     found = [advice for rule in rules for graph in explanation.graphs for advice in rule(graph)]
     return list(dict.fromkeys(found))
 
@@ -75,6 +81,50 @@ def class_scores(graph: GraphReport) -> Iterator[Advice]:
         "Recomputation cannot make them smaller: compute the last layer and the loss for slices of the batch, each "
         "under torch.utils.checkpoint, or use a loss that fuses both.",
         next((row.source for row in picked if row.source), largest.source),
+    )
+
+
+def attention_scores(graph: GraphReport) -> Iterator[Advice]:
+    """Attention as products and a softmax: a fused kernel makes no scores. Not said where they are returned."""
+    found = list(written_out(graph))
+    shapes = frozenset().union(*(scores.shapes for scores in found))
+    if not graph.peaks or not shapes:
+        return
+    peak = max(graph.peaks, key=lambda peak: peak.live_bytes)
+    rows = {row.name: row for row in graph.values}
+    alive = [(rows[name], size, use) for name, size, use in peak.alive if name in rows and rows[name].shape in shapes]
+    held = sum(size for _, size, _ in alive)
+    if held < ATTENTION_SHARE * peak.live_bytes or any(use == "output" for _, _, use in alive):
+        return
+    softmax = found[0].softmax
+    yield Advice(
+        f"Attention is written out: its scores and what is made of them, [..., {', '.join(softmax.shape[-2:])}] for "
+        f"each head, are {format_bytes(held)}, {held / peak.live_bytes:.0%} of {peak.phase}'s peak, the highest.",
+        "torch.nn.functional.scaled_dot_product_attention computes the same in fused kernels that keep none of them "
+        '(transformers: attn_implementation="sdpa").',
+        softmax.source,
+    )
+
+
+def a_smaller_budget(graph: GraphReport) -> Iterator[Advice]:
+    """How to ask for less, where something less was met."""
+    smaller = next_smaller(graph)
+    if smaller is None:
+        return
+    smallest = graph.frontier[0]
+    least = ""
+    if smallest is not smaller:
+        least = f"; the smallest that was met is {format_bytes(smallest.peak_bytes)}, {slower_text(graph, smallest)}"
+    yield Advice(
+        f"A smaller peak can be had: {format_bytes(smaller.peak_bytes)}, "
+        f"{format_bytes(graph.peak_bytes - smaller.peak_bytes)} less, {slower_text(graph, smaller)}{least}.",
+        f"Ask for it: {budget_text(smaller.peak_bytes)}.",
+    )
+
+
+def slower_text(graph: GraphReport, point: FrontierPoint) -> str:
+    return (
+        f"in a step of {format_seconds(point.step_seconds)}, {share_above(point.step_seconds, graph.step_seconds)} more"
     )
 
 

@@ -18,19 +18,23 @@ from recompile.units import format_bytes, format_flop, format_seconds
 BYTE_UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 FLOP_UNITS = (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("kFLOP", 1e3), ("FLOP", 1))
 SECOND_UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
+
+
+def other_bytes(moment: Moment) -> int:
+    """What is alive for no longer than forward or backward: outputs and temporaries."""
+    return moment.live_bytes - moment.saved_bytes - moment.gradient_bytes - moment.rebuilt_bytes
+
+
 # Bands of the timeline, the lowest first: class, legend, and what of a moment it is.
 BANDS: tuple[tuple[str, str, Callable[[Moment], int]], ...] = (
     ("saved", "kept for backward", lambda m: m.saved_bytes),
     ("gradient", "gradients that backward returns", lambda m: m.gradient_bytes),
     ("rebuilt", "computed again", lambda m: m.rebuilt_bytes),
-    (
-        "other",
-        "outputs and temporaries",
-        lambda m: m.live_bytes - m.saved_bytes - m.gradient_bytes - m.rebuilt_bytes,
-    ),
+    ("other", "outputs and temporaries", other_bytes),
 )
+WIDE, HALF, NARROW = 1030, 497, 340  # px: a desktop's column, half of it, and a phone's of 390 less its margins
 LEAST_STEP = 0.8  # px: kernels that take less of the chart's width are drawn as one, at the highest of them
-CHARACTER, BOLD_CHARACTER = 6.3, 7.3  # px: about the width of one at the charts' 12 px
+CHARACTER, BOLD_CHARACTER, FIGURE_CHARACTER = 6.3, 7.3, 6.5  # px: about the width of one; charts have 12 px, figures 11
 BUDGET_IN_VIEW = 1.5  # a budget up to this multiple of the peak is drawn; above it the scale is the peak's
 
 
@@ -189,20 +193,28 @@ def area(steps: Sequence[tuple[float, float, tuple[int, ...]]], frame: Frame, ba
 
 
 def peak_marks(graph: GraphReport, frame: Frame) -> list[str]:
-    """A dot and a line of text at both peaks; forward's text stands in the upper row, so that they never collide."""
+    """A mark and a line of text at both peaks; forward's text stands in the upper row, so that they never collide.
+
+    Backward's mark is a ring, so that both are seen where they fall together.
+    """
     parts, clock = [], [0.0]
     for moment in graph.timeline:
         clock.append(clock[-1] + moment.seconds)
     for row, peak in enumerate(graph.peaks):
         x, y = frame.x((clock[peak.moment] + clock[peak.moment + 1]) / 2), frame.y(peak.live_bytes)
         text, height = f"{peak.phase}'s peak {format_bytes(peak.live_bytes)}", 16 + 18 * row
-        wide = len(text) * BOLD_CHARACTER
-        end = max(x - 6, wide) if row == 0 else min(x + 6 + wide, frame.width)  # left of the first, right of the second
-        parts += [line(x, height - 10, x, y, "lead"), f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" class="dot"/>']
-        parts.append(
-            label(end if row == 0 else end - wide, height, text, "end" if row == 0 else "start", "strong halo")
-        )
+        css, radius = ("peak", 3.5) if row == 0 else ("peak ring", 6.5)
+        parts += [line(x, height - 10, x, y, "lead"), f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" class="{css}"/>']
+        at, anchor = left_or_right(x, frame, text, wants_left=row == 0)
+        parts.append(label(at, height, text, anchor, "strong halo"))
     return parts
+
+
+def left_or_right(x: float, frame: Frame, text: str, wants_left: bool) -> tuple[float, str]:
+    """Where a name stands beside a vertical line, on the wanted side if it has room: its x and its anchor."""
+    wide = len(text) * BOLD_CHARACTER
+    is_left = wants_left if (x - 6 >= wide if wants_left else x + 6 + wide <= frame.width) else x > frame.width / 2
+    return (x - 6, "end") if is_left else (x + 6, "start")
 
 
 # Layers
@@ -219,6 +231,14 @@ class Measure:
     text: Callable[[float], str]
 
 
+LEAST_BAR = 2.0  # px: what is there is seen
+
+
+def figure_of(value: float) -> str:
+    """What stands above a bar: ``776``, ``35.5``, ``0.39``."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}" if value >= 1 else f"{value:.2g}"
+
+
 KEPT = Measure("kept", "saved", lambda layer: layer.kept_bytes, BYTE_UNITS, format_bytes)
 AGAIN = Measure("computed again", "rebuilt", lambda layer: layer.again_flop, FLOP_UNITS, format_flop)
 
@@ -226,8 +246,11 @@ AGAIN = Measure("computed again", "rebuilt", lambda layer: layer.again_flop, FLO
 def layers_chart(layers: Sequence[Layer], measure: Measure, width: int, height: int, kind: str) -> str:
     """One bar a layer."""
     values = [measure.of(layer) for layer in layers]
-    frame = Frame(width, height, 52, 14, 26, 38, (0.0, float(len(layers))), (0.0, 1.05 * (max(values) or 1)))
-    unit, size = unit_for(frame.y_range[1], measure.units)
+    unit, size = unit_for(max(values) or 1, measure.units)
+    highest = (max(values) or 1) / size
+    step = ticks(0, highest, 3)[1] if len(ticks(0, highest, 3)) > 1 else highest
+    top = size * step * math.ceil(highest / step - 1e-9)  # the axis ends at a tick, above the highest bar
+    frame = Frame(width, height, 52, 14, 40, 38, (0.0, float(len(layers))), (0.0, top))
     parts = []
     for value in ticks(0, frame.y_range[1] / size, 3):
         y = frame.y(value * size)
@@ -235,20 +258,25 @@ def layers_chart(layers: Sequence[Layer], measure: Measure, width: int, height: 
             line(frame.left, y, width - frame.right, y, "grid"),
             label(frame.left - 6, y + 4, f"{value:g}", "end"),
         ]
-    parts.append(label(frame.left + 2, frame.top - 10, f"{measure.name}, {unit} a layer", "start", "unit"))
+    parts.append(label(frame.left + 2, frame.top - 24, f"{measure.name}, {unit} a layer", "start", "unit"))
     every = math.ceil(len(layers) * 22 / (width - frame.left - frame.right))
-    bar = max(1.0, min(28.0, 0.7 * (frame.x(1) - frame.x(0))))
+    slot = frame.x(1) - frame.x(0)
+    bar = max(1.0, min(28.0, 0.7 * slot))
+    has_figures = all(len(figure_of(value / size)) * FIGURE_CHARACTER <= slot for value in values)
     for k, (layer, value) in enumerate(zip(layers, values, strict=True)):
-        middle, y = frame.x(k + 0.5), frame.y(value)
+        middle, y = frame.x(k + 0.5), min(frame.y(value), frame.floor - LEAST_BAR if value else frame.floor)
+        figure = figure_of(value / size)
         what = f"{layer.stem.replace('*', str(layer.number))}: {measure.text(value)} {measure.name}"
         parts.append(
             f'<rect class="{measure.css}" x="{middle - bar / 2:.1f}" y="{y:.1f}" width="{bar:.1f}" '
             f'height="{frame.floor - y:.1f}"><title>{escape(what)}</title></rect>'
         )
+        if value and has_figures:
+            parts.append(label(middle, y - 4, figure, "middle", "figure"))
         if k % every == 0:
             parts.append(label(middle, frame.floor + 16, str(layer.number), "middle"))
     parts.append(line(frame.left, frame.floor, width - frame.right, frame.floor, "axis"))
-    parts.append(label(width - frame.right, height - 4, f"number of {layers[0].stem}", "end", "unit"))
+    parts.append(label(width - frame.right, height - 4, f"layer * of {layers[0].stem}", "end", "unit"))
     text = f"{len(layers)} layers, at most {measure.text(max(values))} in one."
     return svg(frame, f"{measure.name} per layer", text, parts, kind)
 
@@ -258,8 +286,9 @@ def layers_chart(layers: Sequence[Layer], measure: Measure, width: int, height: 
 
 def frontier_chart(graph: GraphReport, points: Sequence[FrontierPoint], width: int, height: int, kind: str) -> str:
     """Step time against peak: the plans that were met, this one, the budget, and what no plan reaches."""
-    peaks = [point.peak_bytes for point in points] + [graph.peak_bytes]
-    times = [point.step_seconds for point in points] + [graph.step_seconds]
+    drawn = [*points, *(point for _, point in graph.baselines)]
+    peaks = [point.peak_bytes for point in drawn] + [graph.peak_bytes]
+    times = [point.step_seconds for point in drawn] + [graph.step_seconds]
     bounds = [(point.peak_bytes, point.lower_bound_seconds) for point in points if point.lower_bound_seconds]
     lowest = min([*times, *(seconds for _, seconds in bounds)])
     room = 0.08 * (max(times) - lowest or max(times))
@@ -269,7 +298,7 @@ def frontier_chart(graph: GraphReport, points: Sequence[FrontierPoint], width: i
         height,
         52,
         16,
-        34,
+        56,
         42,
         (0.92 * min(floor, *peaks), 1.04 * max(peaks)),
         (lowest - room, max(times) + room),
@@ -285,6 +314,7 @@ def frontier_chart(graph: GraphReport, points: Sequence[FrontierPoint], width: i
             f'<circle class="met" cx="{frame.x(point.peak_bytes):.1f}" cy="{frame.y(point.step_seconds):.1f}" r="3.5">'
             f"<title>{what}</title></circle>"
         )
+    parts += baseline_marks(graph, frame)
     if graph.budget_bytes is not None and frame.x_range[0] <= graph.budget_bytes <= frame.x_range[1]:
         x = frame.x(graph.budget_bytes)
         parts += [line(x, frame.top, x, frame.floor, "budget")]
@@ -292,11 +322,24 @@ def frontier_chart(graph: GraphReport, points: Sequence[FrontierPoint], width: i
     x, y = frame.x(graph.peak_bytes), frame.y(graph.step_seconds)
     parts.append(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="6"/>')
     text = f"this plan: {format_bytes(graph.peak_bytes)}, {format_seconds(graph.step_seconds)}"
-    half = len(text) * BOLD_CHARACTER / 2
-    parts.append(
-        label(min(max(x, frame.left + half), width - half - 4), max(y - 14, 12), text, "middle", "strong halo")
-    )
+    at, anchor = left_or_right(x, frame, text, wants_left=False)
+    parts += [line(x, 6, x, y - 6, "lead"), label(at, 16, text, anchor, "strong halo")]  # above all that is drawn
     return svg(frame, "Trade-off between peak memory and time", text, parts, kind)
+
+
+BASELINES = {"stock": "PyTorch", "save_all": "all kept", "full": "blocks again"}
+
+
+def baseline_marks(graph: GraphReport, frame: Frame) -> list[str]:
+    """What other planners would do without a budget: a square with a name, above it or where that is cut below it."""
+    parts = []
+    for name, point in graph.baselines:
+        x, y, text = frame.x(point.peak_bytes), frame.y(point.step_seconds), BASELINES.get(name, name)
+        half = len(text) * CHARACTER / 2
+        middle = min(max(x, frame.left + half), frame.width - half)
+        parts.append(f'<rect class="base" x="{x - 3.5:.1f}" y="{y - 3.5:.1f}" width="7" height="7"/>')
+        parts.append(label(middle, y - 9, text, "middle", "halo unit"))
+    return parts
 
 
 def beside(x: float, frame: Frame, text: str) -> tuple[float, float, str, str]:

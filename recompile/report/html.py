@@ -29,22 +29,24 @@ TERMS = (
     (
         "peak",
         "The most bytes alive at once in forward and backward, over what is allocated when forward starts: kept "
-        "values, temporaries, outputs and gradients. Parameters and optimizer state are not in it.",
+        "values, temporaries, outputs and gradients. Parameters, optimizer state and the batch are not in it.",
     ),
     ("kept", "Handed from forward to backward. Inputs and parameters are allocated anyway and not counted."),
     (
         "computed again",
-        "Run in forward and a second time in backward. What only backward needs runs once and is not in it.",
+        "Run in forward and a second time in backward. What only backward needs runs once and is not in it. Its time "
+        "is what it adds to the step: little for an op that runs inside of a kernel that waits for memory.",
     ),
     (
         "reason",
-        "Seconds are what the choice adds to the step, fusion considered and its inputs at hand: 0.0 us where the "
-        "value is written anyway, or computed inside of a kernel that waits for memory. The plan weighs chains of "
-        "values, so one whose own price is low may be kept: it spares what it is computed from.",
+        "What would change if this value alone were decided the other way, by a simulation of the whole step; done for "
+        "one of the values that are alike in equal layers. A value that spares little by itself may be kept beside "
+        "others that are of use only together.",
     ),
-    ("else run again", "What would be computed again if the value were not kept, back to others that are."),
+    ("µs per MiB", "Time that a value spares for each MiB that it takes. The dearest values are worth keeping first."),
     ("FLOP/B", "Arithmetic intensity: operations per byte moved. What is low is cheap to compute again."),
-    ("time", "Of each op run alone; fused it takes less."),
+    ("block boundary", "A value that all later layers pass through: kept, each layer is rebuilt from it alone."),
+    ("plans met", "Plans that the search tried on its way to this one and that no other beats in both peak and time."),
     ("no plan can be here", "A proven bound within the model of the step that plans are chosen by."),
 )
 
@@ -103,7 +105,8 @@ def header(explanation: Explanation) -> str:
     return (
         f'<header><p class="eyebrow">recompile · {escape(" · ".join(facts))}</p>'
         f"<h1>{escape(text[0].upper() + text[1:])}</h1>"
-        "<p>Bytes are over what is allocated when forward starts; all figures are predicted.</p>"
+        "<p>Bytes are over what is allocated when forward starts: parameters, optimizer state and the batch are there "
+        "already. All figures are predicted by a model of the step; nothing was measured.</p>"
         f"{f'<ul class=notes>{notes}</ul>' if notes else ''}{tiles(explanation)}</header>"
     )
 
@@ -113,28 +116,67 @@ def tiles(explanation: Explanation) -> str:
     if not graphs:
         return ""
     peaks = [f"{peak.phase} {format_bytes(peak.live_bytes)}" for peak in graphs[0].peaks] if len(graphs) == 1 else []
-    fastest = [min((p.step_seconds for p in graph.frontier), default=None) for graph in graphs]
-    slower = "" if None in fastest else f"{share_above(explanation.step_seconds, sum(fastest))} over the fastest plan"
-    bound, floor = explanation.lower_bound_seconds, explanation.floor_bound_bytes
-    limits = "" if bound is None else f"at most {share_above(explanation.step_seconds, bound)} above the best possible"
+    floor = explanation.floor_bound_bytes
     smallest = graphs[0].frontier[0].peak_bytes if len(graphs) == 1 and graphs[0].frontier else None
     num_kept = sum(row.kind != "input" for graph in graphs for row in graph.saved)
-    num_again = sum(len(graph.recomputed) for graph in graphs)
-    shown = [
-        ("peak", format_bytes(explanation.peak_bytes), [" · ".join(peaks)], fill(explanation)),
+    shown = [("peak of the step", format_bytes(explanation.peak_bytes), [" · ".join(peaks)], fill(explanation))]
+    shown += [training_tile(explanation)] if explanation.footprint is not None else []
+    shown += [
         ("kept for backward", format_bytes(explanation.saved_bytes), [f"{num_kept} values"], ""),
-        ("computed again", format_flop(explanation.recompute_flops), [f"{num_again} ops, in backward"], ""),
-        ("step", format_seconds(explanation.step_seconds), [slower, limits], ""),
+        ("computed again", format_flop(explanation.recompute_flops), again_facts(explanation), ""),
+        ("step", format_seconds(explanation.step_seconds), step_facts(explanation), ""),
     ]
     if smallest is not None:
         below = [] if floor is None else [f"none can be below {format_bytes(floor)}"]
-        shown.append(("smallest peak met", format_bytes(smallest), below, ""))
+        shown.append(("smallest peak found", format_bytes(smallest), below, ""))
     items = (
         f"<div class=tile><dt>{name}</dt><dd><b>{value}</b>{bar}"
         f"{''.join(f'<span>{escape(text)}</span>' for text in texts if text)}</dd></div>"
         for name, value, texts, bar in shown
     )
     return f"<dl class=tiles>{''.join(items)}</dl>"
+
+
+def training_tile(explanation: Explanation) -> tuple[str, str, list[str], str]:
+    """All that training takes of the GPU: what runs out."""
+    total = explanation.footprint.total_bytes
+    hardware = named_hardware().get(explanation.graphs[0].hardware)
+    facts = ["parameters, optimizer and CUDA included: listed at the end"]
+    if hardware is None:
+        return "all that training takes", format_bytes(total), facts, ""
+    share = total / hardware.memory_bytes
+    text = f"{share:.1%} of {format_bytes(hardware.memory_bytes)}"
+    return "all that training takes", format_bytes(total), facts, bar_of(share, text)
+
+
+def again_facts(explanation: Explanation) -> list[str]:
+    graphs = explanation.counted
+    total = sum(graph.total_flops for graph in graphs)
+    num = f"{sum(len(graph.recomputed) for graph in graphs)} ops, in backward"
+    if not total:
+        return [num]
+    return [num, f"+{explanation.recompute_flops / total:.1%} over the {format_flop(total)} of a step without it"]
+
+
+def step_facts(explanation: Explanation) -> list[str]:
+    """The step beside the fastest plan, beside keeping everything, and beside what no plan undercuts."""
+    graphs, seconds = explanation.counted, explanation.step_seconds
+    facts = []
+    fastest = [min((p.step_seconds for p in graph.frontier), default=None) for graph in graphs]
+    if None not in fastest:
+        share = share_above(seconds, sum(fastest))
+        facts.append(f"+{share} over the fastest plan found, {format_seconds(sum(fastest))}")
+    everything = [dict(graph.baselines).get("save_all") for graph in graphs]
+    if None not in everything:
+        all_kept = sum(point.step_seconds for point in everything)
+        change = seconds / all_kept - 1 if all_kept else 0.0
+        peak = f" and {format_bytes(everything[0].peak_bytes)}" if len(graphs) == 1 else ""
+        facts.append(f"{change:+.1%} over everything kept, {format_seconds(all_kept)}{peak}")
+    bound = explanation.lower_bound_seconds
+    if bound is not None:
+        best = f"none can be below {format_seconds(bound)}"
+        facts.append(f"at most {share_above(seconds, bound)} above the best possible: {best}")
+    return facts
 
 
 def fill(explanation: Explanation) -> str:
@@ -144,8 +186,12 @@ def fill(explanation: Explanation) -> str:
     if not budget:
         return ""
     share = explanation.peak_bytes / budget
+    return bar_of(share, f"{share:.1%} of the budget of {format_bytes(budget)}")
+
+
+def bar_of(share: float, text: str) -> str:
     bar = f'<span class="fill"><span style="width:{min(share, 1):.1%}"></span></span>'
-    return f"{bar}<span>{share:.1%} of the budget</span>"
+    return f"{bar}<span>{escape(text)}</span>"
 
 
 def title_of(explanation: Explanation, number: int) -> str:
@@ -193,8 +239,9 @@ def program_part(explanation: Explanation) -> str:
     body = "".join(f'<tr><th scope="row">{n}</th><td class=num>{a}</td><td class=num>{b}</td></tr>' for n, a, b in rows)
     return (
         f"<div><h3>Beside Inductor's program for {escape(program.chip.device_name)}</h3><table class=plain>"
-        f"<tr><td></td><th scope=col class=num>predicted</th><th scope=col class=num>emitted</th></tr>"
-        f"{body}</table></div>"
+        f"<tr><td></td><th scope=col class=num>this report</th><th scope=col class=num>its program</th></tr>"
+        f"{body}</table><p class=small>The program was emitted for the GPU and not run: its peak is a replay of its "
+        "allocations, its time the sum of its kernels' rooflines.</p></div>"
     )
 
 

@@ -62,6 +62,10 @@ class Fold:
         return sum(row.seconds for row in self.rows)
 
     @property
+    def again_seconds(self) -> float:
+        return sum(row.again_seconds for row in self.rows)
+
+    @property
     def flop(self) -> int:
         return sum(row.flop for row in self.rows)
 
@@ -104,6 +108,10 @@ class Layer:
     @property
     def kept_bytes(self) -> int:
         return sum(row.size_bytes for row in self.kept)
+
+    @property
+    def again_seconds(self) -> float:
+        return sum(row.again_seconds for row in self.again)
 
     @property
     def again_flop(self) -> int:

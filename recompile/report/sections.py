@@ -5,27 +5,30 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from html import escape
+from typing import Any
 
-from recompile.report.charts import AGAIN, BANDS, KEPT, frontier_chart, layers_chart, timeline_chart
+from recompile.report.alternatives import frontier_section
+from recompile.report.charts import AGAIN, BANDS, HALF, KEPT, NARROW, WIDE, layers_chart, other_bytes, timeline_chart
 from recompile.report.explanation import GraphReport, ValueRow
 from recompile.report.layers import Fold, Treatment, folds_of, layers_of, place_of, ranges_text, treatments_of
+from recompile.report.residents import residents_list
 from recompile.report.tables import (
     again_table,
-    behind_of,
     code,
-    frontier_rows,
+    code_of,
     kept_table,
     refusals_table,
-    residents_list,
+    role_of,
+    role_text,
     shape_text,
     short_op,
     source_of,
+    spared_seconds,
     work_text,
 )
 from recompile.report.text import bound_text, reach_text, short_source
-from recompile.units import format_bytes
+from recompile.units import format_bytes, format_flop, format_seconds
 
-WIDE, HALF, NARROW = 1030, 497, 340  # px: a desktop's column, half of it, and a phone's of 390 less its margins
 VALUES_SHOWN = 6  # of a layer, before "and n more"
 LAYER_HEADS = (
     ("layers", ""), ("each keeps", " class=num"), ("mostly", ""), ("computes again", " class=num"), ("mostly", "")
@@ -33,20 +36,34 @@ LAYER_HEADS = (
 LEAST_LAYERS = 3  # of one kind for a chart of them
 
 
+VALUES_TEXT = (
+    "<p class=small>Values of one op, shape and line in equal layers share a row: figures are sums, below them what "
+    "each has; what is headed “each” is of one.</p>"
+)
+PLANNERS = {
+    "mincut": "minimum cuts at every price of memory, simulated; the fastest that fits",
+    "stock": "PyTorch's own choice",
+    "save_all": "keeps everything",
+    "full": "computes whole blocks again",
+    "exact": "the best plan by the simulation, proven",
+}
+
+
 def graph_section(graph: GraphReport, title: str) -> str:
     """All of one graph, under a title if there are several."""
-    values = f"<h2>Every value</h2>{kept_table(graph)}{again_table(graph)}{refusals_table(graph)}"
+    values = f"<h2>Every value</h2>{VALUES_TEXT}{kept_table(graph)}{again_table(graph)}{refusals_table(graph)}"
     shown = memory_section(graph) + layers_section(graph) + frontier_section(graph) + f"<section>{values}</section>"
     heading = f'<h2 class="graph-title">{escape(title)}</h2>' if title else ""
-    return f"<article>{heading}{about(graph)}{shown}</article>"
+    return f"<article>{heading}{about(graph, is_one_of_several=bool(title))}{shown}</article>"
 
 
-def about(graph: GraphReport) -> str:
-    """Sentences on one graph that no chart shows."""
+def about(graph: GraphReport, is_one_of_several: bool) -> str:
+    """Sentences on one graph that no chart shows; the header says some of it where there is but one."""
     asked = "" if graph.budget.isdigit() else f"{graph.budget} = "
     budget = graph.budget if graph.budget_bytes is None else f"{asked}{format_bytes(graph.budget_bytes)}"
-    facts = [f"Budget {budget}, planner {graph.planner}, hardware {graph.hardware}."]
-    if graph.lower_bound_seconds is not None:
+    planner = f"{graph.planner} ({PLANNERS[graph.planner]})" if graph.planner in PLANNERS else graph.planner
+    facts = [f"Budget {budget}; planner {planner}; times are for {graph.hardware}."]
+    if graph.lower_bound_seconds is not None and is_one_of_several:
         text = bound_text(graph)
         facts.append(f"{text[0].upper()}{text[1:]}.")
     if graph.sizes:
@@ -71,15 +88,33 @@ def memory_section(graph: GraphReport) -> str:
     return (
         f'<section><h2>Live memory over the step</h2><ul class="legend">{legend}</ul>'
         f'<div class="timeline">{charts}<script type="application/json">{moments_json(graph)}</script></div>'
+        f"{spike_text(graph)}"
         f'<div class="columns">{peaks}</div></section>'
     )
 
 
 def place_text(row: ValueRow | None) -> str:
+    """What the op does, where, and the user's line, or that it is of its gradient."""
     if row is None:
         return ""
+    role = f" ({escape(role_of(row))})" if role_of(row) else ""
     module = f" in {code(row.module)}" if row.module else ""
-    return f"{module} {source_of(row.source)}"
+    gradient = " for the gradient of" if row.side == "backward" and row.source else ""
+    return f"{role}{module}{gradient} {source_of(row.source)}{code_of(row)}"
+
+
+def spike_text(graph: GraphReport) -> str:
+    """Where most temporaries are alive: what a chart shows as grey spikes."""
+    sizes = [other_bytes(moment) for moment in graph.timeline]
+    if not sizes or not max(sizes):
+        return ""
+    k = sizes.index(max(sizes))
+    moment, row = graph.timeline[k], next((row for row in graph.values if row.name == graph.timeline[k].node), None)
+    clock = sum(moment.seconds for moment in graph.timeline[:k])
+    return (
+        f"<p class=small>Grey spikes are temporaries, alive for a few kernels. Most are {format_bytes(sizes[k])}, at "
+        f"{format_seconds(clock)} while {code(moment.node)} runs{place_text(row)}</p>"
+    )
 
 
 def moments_json(graph: GraphReport) -> str:
@@ -111,47 +146,61 @@ def layers_section(graph: GraphReport) -> str:
                 for width, kind in ((HALF, "wide"), (NARROW, "narrow"))
             )
             charts += f'<div class="columns charts">{"".join(pair)}</div>'
-    by_name = {row.name: row for row in graph.values}
     heads = "".join(f"<th scope=col{css}>{name}</th>" for name, css in LAYER_HEADS)
-    body = "".join(layer_rows(treatment, by_name) for treatment in treatments_of(layers))
+    body = "".join(layer_rows(treatment) for treatment in treatments_of(layers))
     return (
-        "<section><h2>Layer by layer</h2><p>Layers with the same decisions share a row. Beside what is kept "
-        "stands what would run again without it: that is what its memory buys.</p>"
+        "<section><h2>Layer by layer</h2><p>Layers with the same decisions share a row; figures are of one layer. What "
+        "a value spares is by how much longer the step would take without it, what it is made of computed again as far "
+        "as need be. Memory goes to what spares most per MiB, until the budget is full: that is why layers differ.</p>"
         f'{charts}<table class="summary"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></section>'
     )
 
 
-def layer_rows(treatment: Treatment, by_name: dict[str, ValueRow]) -> str:
+def layer_rows(treatment: Treatment) -> str:
     """What each of some layers keeps and computes again, and below it, folded away, why."""
-
-    def worth(fold: Fold) -> str:
-        work = work_text(behind_of(fold.first, by_name))
-        return f", {format_bytes(fold.size_bytes)} <small>else {work} again</small>"
-
-    kept = main_values(treatment.kept, lambda fold: fold.size_bytes, worth)
-    again = main_values(treatment.again, lambda fold: fold.seconds, lambda fold: "")
+    kept = main_values(treatment.kept, lambda fold: (fold.size_bytes, spared_seconds(fold)), kept_figures)
+    again = main_values(treatment.again, lambda fold: fold.again_seconds, again_figures)
     keeps = format_bytes(sum(row.size_bytes for row in treatment.kept))
     why = (
-        f"<div><h3>Kept: {len(treatment.kept)} values</h3>{kept_list(treatment.kept, by_name)}</div>"
-        f"<div><h3>Computed again: {len(treatment.again)} ops</h3>{again_list(treatment.again)}</div>"
+        f"<div><h3>Kept: {len(treatment.kept)} values, {keeps}</h3>{kept_list(treatment.kept)}</div>"
+        f"<div><h3>Computed again: {work_text(treatment.again)}</h3>{again_list(treatment.again)}</div>"
     )
     return (
         f'<tr><th scope="row">{title_of(treatment)}</th><td class="num" data-t="each keeps">{keeps}</td>'
-        f'<td class="list">{kept}</td><td class="num" data-t="computes again">{work_text(treatment.again)}</td>'
+        f'<td class="list">{kept}</td><td class="num" data-t="computes again">{work_cell(treatment.again)}</td>'
         f'<td class="list">{again}</td></tr><tr class="why"><td colspan="5"><details><summary>why</summary>'
         f'<div class="columns">{why}</div></details></td></tr>'
     )
 
 
-def main_values(rows: Sequence[ValueRow], weight: Callable[[Fold], float], text: Callable[[Fold], str]) -> str:
-    """The three weightiest kinds of value, each with where it is made and the HTML that ``text`` adds."""
-    folds = sorted(folds_of(rows, also=lambda row: None), key=lambda fold: -weight(fold))
+def work_cell(rows: Sequence[ValueRow]) -> str:
+    """The time that computing again adds, and below it the work."""
+    time, flop = (sum(getattr(row, name) for row in rows) for name in ("again_seconds", "flop"))
+    return f"<span>{format_seconds(time)}<br><small>{len(rows)} ops, {format_flop(flop)}</small></span>"
+
+
+def kept_figures(fold: Fold) -> str:
+    """Bytes, and what they spare."""
+    spares = f", spares {format_seconds(spared_seconds(fold))}" if spared_seconds(fold) > 0 else ""
+    each = " each" if spares and len(fold.rows) > 1 else ""
+    return f", {format_bytes(fold.size_bytes)}<small>{spares}{each}</small>"
+
+
+def again_figures(fold: Fold) -> str:
+    """Seconds, and the work."""
+    return f", {format_seconds(fold.again_seconds)}<small>, {format_flop(fold.flop)}</small>"
+
+
+def main_values(rows: Sequence[ValueRow], weight: Callable[[Fold], Any], text: Callable[[Fold], str]) -> str:
+    """The three weightiest kinds of value, each with what it is, where it is made, and the HTML that ``text`` adds."""
+    folds = sorted(folds_of(rows, also=lambda row: None), key=weight, reverse=True)
     items = []
     for fold in folds[:3]:
-        place = place_of(fold.first.module)
-        rest = place.rest or (place.stem if place.layer is None else "")
-        where = f" in {code(rest)}" if rest else f" at {source_of(fold.first.source)}" if fold.first.source else ""
-        items.append(f"<li>{code(short_op(fold.first.op))}{where}{text(fold)}</li>")
+        times = f"{len(fold.rows)} × " if len(fold.rows) > 1 else ""
+        place = source_of(fold.first.source) or code(place_of(fold.first.module).folded)
+        where = f" <small>{role_of(fold.first)}</small>" if role_of(fold.first) else ""
+        where += f" at {place}" if place else ""
+        items.append(f"<li>{times}{code(short_op(fold.first.op))}{where}{text(fold)}</li>")
     return f"<ul>{''.join(items)}</ul>" if items else "nothing"
 
 
@@ -163,76 +212,34 @@ def title_of(treatment: Treatment) -> str:
     return f"<code>{escape(stem)}</code> {ranges_text(treatment.layers)}{count}"
 
 
-def kept_list(rows: Sequence[ValueRow], by_name: dict[str, ValueRow]) -> str:
-    """The largest kept values, with what would run again without each and its reason."""
-
-    def why(fold: Fold) -> str:
-        work = work_text(behind_of(fold.first, by_name))
-        reason = fold.first.reason
-        shown = f"Its own price: {reason}" if reason.startswith("rebuilding") else f"{reason[:1].upper()}{reason[1:]}"
-        return f"Without it {work} more would run again. {shown}."
-
-    return values_list(rows, lambda fold: fold.size_bytes, why)
+def kept_list(rows: Sequence[ValueRow]) -> str:
+    """The largest kept values with their reasons."""
+    return values_list(rows, lambda fold: fold.size_bytes, lambda fold: format_bytes(fold.first.size_bytes))
 
 
 def again_list(rows: Sequence[ValueRow]) -> str:
     """The dearest ops that run again, with their reasons."""
-    return values_list(rows, lambda fold: fold.seconds, lambda fold: fold.first.reason)
+    return values_list(rows, lambda fold: fold.again_seconds, lambda fold: format_seconds(fold.first.again_seconds))
 
 
-def values_list(rows: Sequence[ValueRow], weight: Callable[[Fold], float], why: Callable[[Fold], str]) -> str:
+def values_list(rows: Sequence[ValueRow], weight: Callable[[Fold], float], figure: Callable[[Fold], str]) -> str:
+    """The weightiest folds; ``figure`` is what each of their values has."""
     folds = sorted(folds_of(rows), key=lambda fold: -weight(fold))
     if not folds:
         return '<p class="none">nothing</p>'
-    items = "".join(value_item(fold, why(fold)) for fold in folds[:VALUES_SHOWN])
+    items = "".join(value_item(fold, figure(fold)) for fold in folds[:VALUES_SHOWN])
     rest = folds[VALUES_SHOWN:]
     if rest:
-        count, size = sum(len(fold.rows) for fold in rest), format_bytes(sum(fold.size_bytes for fold in rest))
-        items += f'<li class="more">and {count} more, {size}: in the tables below</li>'
+        items += f'<li class="more">and {sum(len(fold.rows) for fold in rest)} more: in the tables below</li>'
     return f'<ul class="values">{items}</ul>'
 
 
-def value_item(fold: Fold, why: str) -> str:
+def value_item(fold: Fold, figure: str) -> str:
     times = f"{len(fold.rows)} × " if len(fold.rows) > 1 else ""
-    rest = place_of(fold.first.module).rest or fold.first.module
-    where = " · ".join(part for part in (code(rest), source_of(fold.first.source)) if part)
+    where = " · ".join(part for part in (code(fold.first.module), source_of(fold.first.source)) if part)
+    reason = fold.first.reason
     return (
-        f"<li><span>{times}{code(short_op(fold.first.op))} <code>{escape(shape_text(fold.first))}</code></span>"
-        f"<b>{format_bytes(fold.size_bytes)}</b><small>{where}</small><em>{escape(why)}</em></li>"
+        f"<li><span>{code(fold.first.name)}{role_text(fold.first)} <code>{escape(shape_text(fold.first))}</code></span>"
+        f"<b>{times}{figure}</b><small>{where}{code_of(fold.first)}</small>"
+        f"<em>{escape(f'{reason[:1].upper()}{reason[1:]}')}.</em></li>"
     )
-
-
-def frontier_section(graph: GraphReport) -> str:
-    if not graph.frontier:
-        return (
-            "<section><h2>Trade-off between memory and time</h2><p class=small>This planner meets no other plans. "
-            "<code>to_html(path, frontier=recompile.frontier(...))</code> shows them.</p></section>"
-        )
-    charts = frontier_chart(graph, graph.frontier, WIDE, 330, "wide")
-    charts += frontier_chart(graph, graph.frontier, NARROW, 280, "narrow")
-    legend = (
-        '<ul class="legend"><li><i class="met"></i>plans met on the way</li><li><i class="dot"></i>this plan</li>'
-        '<li><i class="barred"></i>no plan can be here, by this model</li></ul>'
-    )
-    return (
-        f"<section><h2>Trade-off between memory and time</h2><p>{escape(next_step(graph))}</p>{legend}{charts}"
-        f"<details><summary>as a table</summary>{frontier_rows(graph.frontier)}</details></section>"
-    )
-
-
-def next_step(graph: GraphReport) -> str:
-    """What more memory buys, and what less costs."""
-    larger = [p for p in graph.frontier if p.step_seconds < 0.98 * graph.step_seconds]
-    smaller = [p for p in graph.frontier if p.peak_bytes < 0.9 * graph.peak_bytes]
-    said = []
-    if larger:
-        more = larger[0].peak_bytes - graph.peak_bytes
-        faster = 1 - larger[0].step_seconds / graph.step_seconds
-        said.append(f"{format_bytes(more)} more memory would spare {faster:.1%} of the step's time")
-    if smaller:
-        less, slower = graph.peak_bytes - smaller[-1].peak_bytes, smaller[-1].step_seconds / graph.step_seconds - 1
-        said.append(f"{format_bytes(less)} less would add {slower:.1%}")
-    if not said:
-        return "No plan was met that needs a tenth less memory, or that is 2 % faster."
-    text = "; ".join(said)
-    return f"{text[0].upper()}{text[1:]}."

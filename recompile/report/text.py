@@ -120,6 +120,11 @@ def share_above(seconds: float, bound: float) -> str:
     return f"{max(0.0, seconds / bound - 1) if bound else 0.0:.1%}"
 
 
+def price_figure(us_per_mib: float) -> str:
+    """Microseconds a MiB, in two digits below ten: ``1.6``, ``0.031``, ``1281``."""
+    return f"{us_per_mib:.0f}" if us_per_mib >= 10 else f"{us_per_mib:.2g}"
+
+
 def frontier_table(frontier: Frontier) -> str:
     """One row a plan, from the smallest peak to the fastest."""
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))

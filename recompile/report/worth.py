@@ -14,6 +14,7 @@ from recompile.planner.finish import made_legal
 from recompile.planner.network import cut_network
 from recompile.report.explanation import GraphReport, Turned, ValueRow
 from recompile.report.layers import layers_of, likeness, pattern_of, place_of
+from recompile.report.text import price_figure
 from recompile.timeline import Simulation, Timeline, recomputed_ops
 from recompile.units import format_bytes, format_flop, format_seconds
 
@@ -160,8 +161,7 @@ def price_text(turned: Turned) -> str:
     held = abs(turned.saved_bytes)
     if held < LEAST_PRICED_BYTES:
         return ""
-    us_per_mib = abs(turned.seconds) * 1e6 / (held / 2**20)
-    return f", for {format_bytes(held)}: {us_per_mib:{'.0f' if us_per_mib >= 10 else '.2g'}} us per MiB"
+    return f", for {format_bytes(held)}: {price_figure(abs(turned.seconds) * 1e6 / (held / 2**20))} us per MiB"
 
 
 def fit_text(turned: Turned, graph: GraphReport, limit_bytes: int | None) -> str:

@@ -1,0 +1,143 @@
+"""Other plans beside this one: the trade-off between memory and time as a chart, as a table, and as the next step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from html import escape
+
+from recompile.decide import PREDICTION_MARGIN
+from recompile.joint import FrontierPoint
+from recompile.report.charts import NARROW, WIDE, frontier_chart
+from recompile.report.explanation import GraphReport
+from recompile.report.tables import Column, table
+from recompile.report.text import share_above
+from recompile.units import format_bytes, format_flop, format_seconds
+
+# What other planners do, for people.
+BASELINES = {
+    "stock": "PyTorch's own choice", "save_all": "everything kept", "full": "whole blocks computed again",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class NamedPoint:
+    """A row of the trade-off: a plan that was met has no name."""
+
+    name: str
+    point: FrontierPoint
+
+
+def points_with(graph: GraphReport) -> list[FrontierPoint]:
+    """The plans that were met and this one, from the smallest peak to the fastest; what another beats is left out."""
+    ordered = sorted([*graph.frontier, this_point(graph)], key=lambda point: (point.peak_bytes, point.step_seconds))
+    best: list[FrontierPoint] = []
+    for point in ordered:
+        if not best or point.step_seconds < best[-1].step_seconds:
+            best.append(point)
+    return best
+
+
+def this_point(graph: GraphReport) -> FrontierPoint:
+    """The plan of the report, as one of the plans that it is compared with."""
+    return FrontierPoint(
+        graph.peak_bytes, graph.step_seconds, graph.saved_bytes, graph.recompute_flops, graph.lower_bound_seconds
+    )
+
+
+def is_this(graph: GraphReport, point: FrontierPoint) -> bool:
+    return (point.peak_bytes, point.step_seconds) == (graph.peak_bytes, graph.step_seconds)
+
+
+def named_points(graph: GraphReport) -> list[NamedPoint]:
+    """This plan, those that were met, and what other planners would do without a budget."""
+    met = [NamedPoint("", point) for point in graph.frontier if not is_this(graph, point)]
+    others = [NamedPoint(BASELINES.get(name, name), point) for name, point in graph.baselines]
+    return [NamedPoint("this plan", this_point(graph)), *met, *others]
+
+
+def frontier_rows(graph: GraphReport) -> str:
+    """The points of the chart as a table."""
+    rows = named_points(graph)
+    fastest = min(row.point.step_seconds for row in rows)
+    columns = (
+        Column("plan", lambda r: f"<b>{escape(r.name)}</b>" if r.name else "", css="plan"),
+        Column("peak", lambda r: format_bytes(r.point.peak_bytes), lambda r: r.point.peak_bytes, "key"),
+        Column("step", lambda r: format_seconds(r.point.step_seconds), lambda r: r.point.step_seconds, "key"),
+        Column("over fastest", lambda r: share_above(r.point.step_seconds, fastest), lambda r: r.point.step_seconds),
+        Column("kept", lambda r: format_bytes(r.point.saved_bytes), lambda r: r.point.saved_bytes),
+        Column("computed again", lambda r: format_flop(r.point.recompute_flops), lambda r: r.point.recompute_flops),
+        Column(
+            "no plan is faster than",
+            lambda r: "" if r.point.lower_bound_seconds is None else format_seconds(r.point.lower_bound_seconds),
+            lambda r: r.point.lower_bound_seconds or 0.0,
+        ),
+    )
+    caption = f"This plan among {len(rows) - 1} others: those met on the way that none beats in both"
+    also = ", and what else could be done without a budget" if graph.baselines else ""
+    return table(caption + also, columns, rows, 1, lambda row: "this" if row.name == "this plan" else "")
+
+
+def frontier_section(graph: GraphReport) -> str:
+    if not graph.frontier:
+        return (
+            "<section><h2>Trade-off between memory and time</h2><p class=small>This planner meets no other plans. "
+            "<code>to_html(path, frontier=recompile.frontier(...))</code> shows them.</p></section>"
+        )
+    points = points_with(graph)
+    charts = frontier_chart(graph, points, WIDE, 350, "wide") + frontier_chart(graph, points, NARROW, 300, "narrow")
+    without_budget = '<li><i class="base"></i>others, without a budget</li>' if graph.baselines else ""
+    legend = (
+        '<ul class="legend"><li><i class="dot"></i>this plan</li><li><i class="met"></i>plans that the search met</li>'
+        f"{without_budget}"
+        '<li><i class="barred"></i>no plan can be here, by this model</li></ul>'
+    )
+    return (
+        f"<section><h2>Trade-off between memory and time</h2><p>{escape(next_steps(graph))}</p>{legend}{charts}"
+        f"<details><summary>as a table</summary>{frontier_rows(graph)}</details></section>"
+    )
+
+
+def next_smaller(graph: GraphReport) -> FrontierPoint | None:
+    """The largest of the plans that were met with a smaller peak, by a step that a budget can ask for."""
+    smaller = [p for p in graph.frontier if budget_bytes_for(p.peak_bytes) < graph.peak_bytes]
+    return smaller[-1] if smaller else None
+
+
+def budget_bytes_for(peak_bytes: int) -> int:
+    """The budget in bytes under which a plan of this predicted peak is let through."""
+    return math.ceil(peak_bytes * (1 + PREDICTION_MARGIN))
+
+
+def budget_text(peak_bytes: int) -> str:
+    """The same as an option: ``memory_budget="4.22GiB"``, rounded up."""
+    unit = format_bytes(budget_bytes_for(peak_bytes)).split(" ")[1]
+    scale = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}[unit]
+    hundredths = math.ceil(100 * budget_bytes_for(peak_bytes) / scale)
+    return f'memory_budget="{hundredths // 100 if unit == "B" else hundredths / 100}{unit}"'
+
+
+def next_steps(graph: GraphReport) -> str:
+    """The neighbours of this plan among those that were met, and the fastest: what less and more memory would do."""
+    said = []
+    smaller = next_smaller(graph)
+    if smaller is not None:
+        said.append(f"The next smaller plan: {step_text(graph, smaller)} ({budget_text(smaller.peak_bytes)}).")
+    larger = [point for point in graph.frontier if point.step_seconds < graph.step_seconds]
+    if larger:
+        said.append(f"The next faster one: {step_text(graph, larger[0])} ({budget_text(larger[0].peak_bytes)}).")
+    if len(larger) > 1:
+        said.append(f"The fastest: {step_text(graph, larger[-1])}.")
+    return " ".join(said) or "No plan was met that is smaller or faster."
+
+
+def step_text(graph: GraphReport, point: FrontierPoint) -> str:
+    """``4.17 GiB, 287.00 MiB less, in 23.47 ms, +1.9%``"""
+    change, share = point.peak_bytes - graph.peak_bytes, 0.0
+    if graph.step_seconds:
+        share = point.step_seconds / graph.step_seconds - 1
+    more = "more" if change > 0 else "less"
+    return (
+        f"{format_bytes(point.peak_bytes)}, {format_bytes(abs(change))} {more}, in "
+        f"{format_seconds(point.step_seconds)}, {share:+.1%}"
+    )
