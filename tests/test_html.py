@@ -11,11 +11,11 @@ from recompile.footprint import Footprint
 from recompile.report.advice import advice_for
 from recompile.report.alternatives import budget_text, frontier_rows, next_steps, points_with
 from recompile.report.charts import AGAIN, KEPT, Frame, layers_chart, left_or_right, ticks, timeline_chart, unit_for
-from recompile.report.explanation import Explanation, PeakReport, Turned
+from recompile.report.explanation import Exchange, Explanation, PeakReport, Turned
 from recompile.report.html import explanation_html, headline
 from recompile.report.layers import Fold, folds_of, layers_of, place_of, ranges_text, treatments_of
 from recompile.report.residents import RESIDENTS_SHOWN, residents_list
-from recompile.report.sections import again_figures, again_list, main_values, moments_json
+from recompile.report.sections import again_figures, again_list, exchange_text, main_values, moments_json
 from recompile.report.tables import (
     ADDS,
     FLOP,
@@ -191,6 +191,19 @@ def test_rows_of_one_layer_keep_their_path(kept):
     assert folds_of(layered(kept, [7], "a.{}.b").values[-1:])[0].module == "a.7.b"
 
 
+def test_why_these_layers_and_not_their_neighbours_is_said_by_what_an_exchange_would_change(kept):
+    graph = replace(kept, step_seconds=0.02, peak_bytes=2**30)
+    for seconds, peak_bytes, said in (
+        (1.9e-5, 2**20, "as long a step, the same peak. Either would do."),
+        (-1e-4, 2**20, "a step 100.0 us shorter, the same peak."),
+        (0.0, 2**28, "as long a step, a peak 256.00 MiB higher."),
+    ):
+        text = exchange_text(graph, Exchange("blocks.*", 5, 4, seconds, peak_bytes))
+        assert text == f"blocks 5 treated as 4 is, and 4 as 5: {said}"
+    deep = replace(layered(graph, range(6)), exchanges=(Exchange("blocks.*", 1, 2, 0.0, 0),))
+    assert "<li>blocks 1 treated as 2 is, and 2 as 1: as long a step" in explanation_html(Explanation((deep,)))
+
+
 # Tables
 
 
@@ -249,7 +262,8 @@ def test_values_alive_at_a_peak_are_apart_by_line_and_every_use_is_named(kept):
     peak = PeakReport("backward", 0, "g", 801, 0, alive)
     text = residents_list(replace(kept, values=(*rows, small)), peak)
     assert "2 × <code>exp</code>" in text and "3 × " not in text  # lines 0 and 7 % 7 alone are one
-    assert text.count("kept for backward · the model itself") == RESIDENTS_SHOWN and "gradient · the model itself" in text
+    assert text.count("kept for backward · the model itself") == RESIDENTS_SHOWN
+    assert "gradient · the model itself" in text
     assert "800 B kept for backward · 1 B gradients" in text
     assert "1 more of one kind" in text
 
@@ -315,6 +329,9 @@ def test_a_name_stands_beside_its_line_where_there_is_room():
     assert left_or_right(100.0, frame, name, wants_left=True) == (106.0, "start")
     assert left_or_right(100.0, frame, name, wants_left=False) == (106.0, "start")
     assert left_or_right(300.0, frame, name, wants_left=False) == (294.0, "end")
+    long = "this plan: 4.45 GiB, 23.03 ms"
+    at, anchor = left_or_right(150.0, frame, long, wants_left=False)
+    assert anchor == "start" and 0 < at < 150 < at + 7 * len(long) <= 340  # across the line, inside of the chart
 
 
 # Other plans

@@ -8,12 +8,16 @@ import networkx
 import pytest
 
 from recompile.decide import decide
+from recompile.joint import Budget
 from recompile.options import Options
+from recompile.planner.finish import plan_from
 from recompile.report import planned
-from recompile.report.explanation import Explanation, GraphReport, Turned, code_line, module_path
+from recompile.report.explanation import Exchange, Explanation, GraphReport, Turned, code_line, module_path
 from recompile.report.text import MAX_ROWS, short_source
-from recompile.report.worth import groups_of, reason_text
+from recompile.report.worth import exchanges_of, groups_of, reason_text
+from recompile.timeline import Timeline
 from tests.notation import H100, annotated, joint
+from tests.test_planners import residual_chain
 
 CHAIN = """
     x = input 4x8
@@ -142,6 +146,23 @@ def test_values_alike_in_equal_layers_are_looked_at_once(kept):
     assert groups_of(replace(kept, values=(by_rule,))) == {}
 
 
+def test_layers_that_are_treated_otherwise_are_exchanged_with_their_nearest_neighbour():
+    """Of four equal blocks the second does not keep its exponential: simulated as if it were the first instead."""
+    graph = annotated(residual_chain(4))
+    timeline = Timeline(graph, H100)
+    index = {node.name: i for i, node in enumerate(timeline.flow.nodes)}
+    kept, exchanged = (frozenset(map(index.get, names.split())) for names in ("x1 x2 x3 r0 r2 r3", "x1 x2 x3 r1 r2 r3"))
+    plan = plan_from(timeline, kept, timeline.simulate(kept), {})
+    report = planned.report_of(graph, H100, plan, Budget(None), Options.parse({}), 0.0)
+    values = [replace(row, module=f"blocks.{row.name[1]}") if row.name[0] in "hrm" else row for row in report.values]
+    before, after = timeline.simulate(kept), timeline.simulate(exchanged)
+    (found,) = exchanges_of(replace(report, values=tuple(values)), timeline, kept, before)
+    assert (found.stem, found.layer, found.other) == ("blocks.*", 1, 0)
+    assert found.seconds == after.step_seconds - before.step_seconds
+    assert found.peak_bytes == after.peak_bytes - before.peak_bytes
+    assert report.exchanges == ()  # without modules there are no layers
+
+
 def test_the_line_of_code_is_the_innermost_frames():
     node = joint("x = input 4\na = sin x @model.py:3\nreturn a |").node["a"]
     node.meta["stack_trace"] = (
@@ -216,7 +237,8 @@ def test_without_graphs_all_totals_are_zero_and_the_text_says_that_nothing_was_c
 
 
 def test_a_report_survives_json(kept, rebuilt):
-    for report in (kept, replace(rebuilt, ended_by="model.py:3: a print")):
+    exchanged = replace(kept, exchanges=(Exchange("blocks.*", 5, 4, 1e-6, -8),))
+    for report in (kept, exchanged, replace(rebuilt, ended_by="model.py:3: a print")):
         assert GraphReport.from_json(json.loads(json.dumps(report.to_json()))) == report
 
 

@@ -211,9 +211,14 @@ def peak_marks(graph: GraphReport, frame: Frame) -> list[str]:
 
 
 def left_or_right(x: float, frame: Frame, text: str, wants_left: bool) -> tuple[float, str]:
-    """Where a name stands beside a vertical line, on the wanted side if it has room: its x and its anchor."""
+    """Where a name stands beside a vertical line, on the wanted side, on the other where that has no room, else across
+    it: its x and its anchor.
+    """
     wide = len(text) * BOLD_CHARACTER
-    is_left = wants_left if (x - 6 >= wide if wants_left else x + 6 + wide <= frame.width) else x > frame.width / 2
+    fits = {True: x - 6 >= wide, False: x + 6 + wide <= frame.width}
+    is_left = wants_left if fits[wants_left] else not wants_left
+    if not fits[is_left]:
+        return max(2.0, min(x - wide / 2, frame.width - wide)), "start"
     return (x - 6, "end") if is_left else (x + 6, "start")
 
 
@@ -323,7 +328,7 @@ def frontier_chart(graph: GraphReport, points: Sequence[FrontierPoint], width: i
     parts.append(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="6"/>')
     text = f"this plan: {format_bytes(graph.peak_bytes)}, {format_seconds(graph.step_seconds)}"
     at, anchor = left_or_right(x, frame, text, wants_left=False)
-    parts += [line(x, 6, x, y - 6, "lead"), label(at, 16, text, anchor, "strong halo")]  # above all that is drawn
+    parts += [line(x, 22, x, y - 6, "lead"), label(at, 16, text, anchor, "strong halo")]  # above all that is drawn
     return svg(frame, "Trade-off between peak memory and time", text, parts, kind)
 
 

@@ -36,6 +36,17 @@ class Turned:
 
 
 @dataclass(frozen=True, slots=True)
+class Exchange:
+    """What would change if two equal layers changed places in the plan, by simulation; above 0 what would be more."""
+
+    stem: str  # "blocks.*"
+    layer: int
+    other: int
+    seconds: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ValueRow:
     """One node of the joint graph, with what was decided about it ("saved", "recomputed" or "").
 
@@ -121,6 +132,7 @@ class GraphReport:
     peaks: tuple[PeakReport, ...]  # forward's and backward's
     frontier: tuple[FrontierPoint, ...]  # plans met while this one was sought, the smallest first; () for some planners
     baselines: tuple[tuple[str, FrontierPoint], ...] = ()  # by planner, without a budget; () for some planners
+    exchanges: tuple[Exchange, ...] = ()  # a layer of every treatment with the nearest one of the most frequent
     program_bytes: int | None = None  # peak of the programs that Inductor emitted, replayed; None: not looked at
 
     @property
@@ -145,6 +157,7 @@ class GraphReport:
             "peaks": tuple(peaks),
             "frontier": tuple(FrontierPoint(**point) for point in data["frontier"]),
             "baselines": tuple((name, FrontierPoint(**point)) for name, point in data["baselines"]),
+            "exchanges": tuple(Exchange(**exchange) for exchange in data["exchanges"]),
             "sizes": tuple(data["sizes"]),
             "limits": tuple(map(tuple, data["limits"])),
         }

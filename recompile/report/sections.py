@@ -9,7 +9,7 @@ from typing import Any
 
 from recompile.report.alternatives import frontier_section
 from recompile.report.charts import AGAIN, BANDS, HALF, KEPT, NARROW, WIDE, layers_chart, other_bytes, timeline_chart
-from recompile.report.explanation import GraphReport, ValueRow
+from recompile.report.explanation import Exchange, GraphReport, ValueRow
 from recompile.report.layers import Fold, Treatment, folds_of, layers_of, place_of, ranges_text, treatments_of
 from recompile.report.residents import residents_list
 from recompile.report.tables import (
@@ -33,6 +33,7 @@ VALUES_SHOWN = 6  # of a layer, before "and n more"
 LAYER_HEADS = (
     ("layers", ""), ("each keeps", " class=num"), ("mostly", ""), ("computes again", " class=num"), ("mostly", "")
 )  # fmt: skip
+SAME_SHARE = 1e-3  # of the step's time or peak: what differs by less is called the same
 LEAST_LAYERS = 3  # of one kind for a chart of them
 
 
@@ -152,8 +153,31 @@ def layers_section(graph: GraphReport) -> str:
         "<section><h2>Layer by layer</h2><p>Layers with the same decisions share a row; figures are of one layer. What "
         "a value spares is by how much longer the step would take without it, what it is made of computed again as far "
         "as need be. Memory goes to what spares most per MiB, until the budget is full: that is why layers differ.</p>"
-        f'{charts}<table class="summary"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></section>'
+        f'{charts}<table class="summary"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
+        f"{exchanges_list(graph)}</section>"
     )
+
+
+def exchanges_list(graph: GraphReport) -> str:
+    """Why these layers and not their neighbours: what the step would be if they changed places."""
+    items = "".join(f"<li>{escape(exchange_text(graph, exchange))}</li>" for exchange in graph.exchanges)
+    return f"<h3>If layers changed places</h3><ul class=exchanges>{items}</ul>" if items else ""
+
+
+def exchange_text(graph: GraphReport, exchange: Exchange) -> str:
+    """``blocks 5 treated as 4 is, and 4 as 5: as long a step, the same peak. Either would do.``"""
+    stem = exchange.stem.removesuffix("*").rstrip(".") or "layers"
+    is_as_long = abs(exchange.seconds) <= SAME_SHARE * graph.step_seconds
+    is_as_high = abs(exchange.peak_bytes) <= SAME_SHARE * graph.peak_bytes
+    time = "as long a step" if is_as_long else f"a step {change(exchange.seconds, format_seconds, 'longer', 'shorter')}"
+    peak = "the same peak" if is_as_high else f"a peak {change(exchange.peak_bytes, format_bytes, 'higher', 'lower')}"
+    either = " Either would do." if is_as_long and is_as_high else ""
+    a, b = exchange.layer, exchange.other
+    return f"{stem} {a} treated as {b} is, and {b} as {a}: {time}, {peak}.{either}"
+
+
+def change(value: float, text: Callable[[Any], str], more: str, less: str) -> str:
+    return f"{text(abs(value))} {more if value > 0 else less}"
 
 
 def layer_rows(treatment: Treatment) -> str:

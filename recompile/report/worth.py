@@ -6,14 +6,15 @@ of, and what that is made of. The simulation that chose the plan knows.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from recompile.planner.finish import made_legal
 from recompile.planner.network import cut_network
-from recompile.report.explanation import GraphReport, Turned, ValueRow
-from recompile.report.layers import layers_of, likeness, pattern_of, place_of
+from recompile.report.explanation import Exchange, GraphReport, Turned, ValueRow
+from recompile.report.layers import Treatment, layers_of, likeness, pattern_of, place_of, treatments_of
 from recompile.report.text import price_figure
 from recompile.timeline import Simulation, Timeline, recomputed_ops
 from recompile.units import format_bytes, format_flop, format_seconds
@@ -21,6 +22,7 @@ from recompile.units import format_bytes, format_flop, format_seconds
 # Nodes that all these simulations visit together, a few percent of what planning does; the least number of them.
 TURNS_WORK = 200_000
 LEAST_TURNS = 24
+MOST_EXCHANGES = 4  # of one kind of layer
 # Times that differ by less are equal: what is shown has a digit less.
 EQUAL_S = 5e-8
 # Memory has a price where it is at least so much; a few bytes that spare a kernel have one that says nothing.
@@ -45,7 +47,7 @@ def with_worth(
             row = replace(row, again_seconds=again, turned=turned.get(row.name))
             row = replace(row, reason=reason_text(row, graph, limit_bytes))
         rows.append(row)
-    return replace(graph, values=tuple(rows))
+    return replace(graph, values=tuple(rows), exchanges=tuple(exchanges_of(graph, timeline, kept, simulation)))
 
 
 # Simulations
@@ -110,6 +112,45 @@ def turn(timeline: Timeline, kept: frozenset[int], simulation: Simulation, again
         saved_bytes=other.saved_bytes - simulation.saved_bytes,
         peak_bytes=other.peak_bytes - simulation.peak_bytes,
     )
+
+
+def exchanges_of(
+    graph: GraphReport, timeline: Timeline, kept: frozenset[int], simulation: Simulation
+) -> Iterator[Exchange]:
+    """One layer of every treatment but the most frequent changes places with the nearest layer of that one."""
+    index = {node.name: i for i, node in enumerate(timeline.flow.nodes)}
+    places = places_of(graph)
+    by_stem: dict[str, list[Treatment]] = {}
+    for treatment in treatments_of(layers_of(graph)):
+        if treatment.layers:
+            by_stem.setdefault(treatment.stem, []).append(treatment)
+    for stem, treatments in by_stem.items():
+        usual = max(treatments, key=lambda treatment: len(treatment.layers))
+        for treatment in [each for each in treatments if each is not usual][:MOST_EXCHANGES]:
+            layer, other = min(
+                itertools.product(treatment.layers, usual.layers), key=lambda pair: (abs(pair[0] - pair[1]), pair)
+            )
+            mine, theirs = places[stem, layer], places[stem, other]
+            pairs = [(index[mine[place]], index[theirs[place]]) for place in mine.keys() & theirs.keys()]
+            turned = {i for pair in pairs for i in pair if (pair[0] in kept) != (pair[1] in kept)}
+            if not turned:
+                continue
+            step = timeline.simulate(made_legal(timeline.joint, timeline.flow, kept ^ turned))
+            seconds, peak_bytes = step.step_seconds - simulation.step_seconds, step.peak_bytes - simulation.peak_bytes
+            yield Exchange(stem, layer, other, seconds, peak_bytes)
+
+
+def places_of(graph: GraphReport) -> dict[tuple[str, int | None], dict[tuple, str]]:
+    """By layer the names of forward's values by their place in it, which equal layers share."""
+    places: dict[tuple[str, int | None], dict[tuple, str]] = {}
+    seen: Counter[tuple] = Counter()
+    for row in graph.values:
+        place = place_of(row.module)
+        if row.side != "backward" and row.kind != "input" and place.layer is not None:
+            layer, like = (place.stem, place.layer), (place.rest, *likeness(row))
+            places.setdefault(layer, {})[*like, seen[layer, like]] = row.name
+            seen[layer, like] += 1
+    return places
 
 
 def flop_again(timeline: Timeline, kept: frozenset[int]) -> int:
