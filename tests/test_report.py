@@ -320,6 +320,18 @@ def test_a_long_table_shows_the_largest_and_counts_the_rest(kept):
     assert "v11" in text
 
 
+def test_what_is_recomputed_is_sorted_by_what_it_adds_to_the_step(rebuilt):
+    """Alone both take a kernel's 2 us; exp runs inside of the kernel that reads it."""
+    lines = str(Explanation((rebuilt,))).splitlines()
+    head = next(line.split() for line in lines if line.startswith("name"))
+    rows = [line for line in lines if "aten." in line]
+    assert "adds" in head and [row.split()[0] for row in rows] == ["a", "e"]
+    slower = tuple(replace(row, again_seconds=1e-3) if row.name == "e" else row for row in rebuilt.values)
+    lines = str(Explanation((replace(rebuilt, values=slower),))).splitlines()
+    assert [line.split()[0] for line in lines if "aten." in line] == ["e", "a"]
+    assert "1.00 ms" in next(line for line in lines if line.startswith("e "))
+
+
 def test_values_of_equal_layers_share_a_row_with_the_sum_of_their_sizes(kept):
     (row,) = [row for row in kept.saved if row.name == "e"]
     layers = tuple(replace(row, name=f"e_{layer}", size_bytes=2**20) for layer in range(6))

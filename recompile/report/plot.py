@@ -13,7 +13,14 @@ if TYPE_CHECKING:
 INCHES = (7.0, 4.5)
 INCHES_PER_GRAPH = (9.0, 3.6)
 # Colours of the HTML report's bands, see report.css.
-COLOURS = {"saved": "#2f6fb5", "gradient": "#3f8f62", "rebuilt": "#cf7a1c", "other": "#8a95a3", "budget": "#b8322a"}
+COLOURS = {
+    "saved": "#2f6fb5",
+    "gradient": "#3f8f62",
+    "rebuilt": "#cf7a1c",
+    "other": "#8a95a3",
+    "budget": "#b8322a",
+    "peak": "#1a2027",
+}
 UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
@@ -77,7 +84,7 @@ def draw_timeline(panel: Any, graph: GraphReport) -> None:
     for peak in graph.peaks:
         middle = (ends[peak.moment] + ends[peak.moment + 1]) / 2
         is_first = peak.phase == "forward"
-        panel.plot([middle], [peak.live_bytes / size], "o", color=COLOURS["budget"], markersize=5)
+        panel.plot([middle], [peak.live_bytes / size], "o", color=COLOURS["peak"], markersize=5)
         panel.annotate(
             f"{peak.phase}'s peak {peak.live_bytes / size:.2f} {unit}", (middle, peak.live_bytes / size),
             (-6 if is_first else 6, 8), textcoords="offset points", ha="right" if is_first else "left", fontsize=9,

@@ -101,7 +101,7 @@ def graph_text(graph: GraphReport, number: int, count: int) -> str:
     inputs = [row for row in graph.saved if row.kind == "input"]
     head.append(f"  {len(inputs)} inputs and parameters are read again in backward; they are allocated anyway")
     saved = _table(f"saved: {len(kept)} values", kept, key=lambda row: row.size_bytes)
-    again = _table(f"recomputed: {len(graph.recomputed)} ops", graph.recomputed, key=lambda row: row.seconds)
+    again = _table(f"recomputed: {len(graph.recomputed)} ops", graph.recomputed, key=lambda row: row.again_seconds)
     return "\n".join([*head, saved, again])
 
 
@@ -174,7 +174,10 @@ def joint_graph_table(joint: JointGraph) -> str:
 
 
 def _table(title: str, rows: Iterable[ValueRow], key: Callable[[ValueRow], float]) -> str:
-    """Rows of equal layers folded into one: same op, shape, dtype, line and reason. Sorted by their sum."""
+    """Rows of equal layers folded into one: same op, shape, dtype, line and reason. Sorted by their sum.
+
+    Of an op that runs again the time is what that adds to the step, of others that of the op alone.
+    """
     groups: dict[tuple, list[ValueRow]] = {}
     for row in rows:
         groups.setdefault((row.op, row.shape, row.dtype, row.source, row.reason), []).append(row)
@@ -184,7 +187,8 @@ def _table(title: str, rows: Iterable[ValueRow], key: Callable[[ValueRow], float
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("name", "op", "shape", "dtype"):
         table.add_column(name, no_wrap=True)
-    for name in ("size", "FLOP", "FLOP/B", "seconds"):
+    is_again = folded[0][0].decision == "recomputed"
+    for name in ("size", "FLOP", "FLOP/B", "adds" if is_again else "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("source", no_wrap=True)
     table.add_column("reason (each)", no_wrap=True)
@@ -194,7 +198,8 @@ def _table(title: str, rows: Iterable[ValueRow], key: Callable[[ValueRow], float
             row.name if len(group) == 1 else f"{row.name} and {len(group) - 1} alike",
             row.op, "x".join(row.shape), row.dtype,
             format_bytes(sum(r.size_bytes for r in group)), format_flop(sum(r.flop for r in group)),
-            f"{row.intensity:.1f}", format_seconds(sum(r.seconds for r in group)), short_source(row.source), row.reason,
+            f"{row.intensity:.1f}", format_seconds(sum(r.again_seconds if is_again else r.seconds for r in group)),
+            short_source(row.source), row.reason,
         )  # fmt: skip
     text = _render(table)
     if len(folded) > MAX_ROWS:
