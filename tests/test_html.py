@@ -450,6 +450,22 @@ def test_attention_that_is_written_out_is_named_with_the_fused_one_and_the_line_
     assert "(model.py:7) torch.nn.functional.scaled_dot_product_attention computes the same" in text
 
 
+def test_a_mask_that_is_added_to_the_scores_changes_nothing():
+    """It is made by ops that no attention kernel has, and as large as the scores of one head."""
+    mask = """
+        i = input 2x64x64 int64
+        b = bitwise_and.Scalar i 1
+        c = eq.Scalar b 0
+        z = full [2,64,64] 0.0
+        r = full [2,64,64] -9.0
+        f = where.self c z r
+        a = mul s 0.35
+        m = add a f
+    """
+    text = ATTENTION.replace("    m = mul s 0.35", mask)
+    assert "Attention is written out" in advice(report_of(text, planner="save_all"))[0]
+
+
 @pytest.mark.parametrize(
     ("written", "instead"),
     [

@@ -132,6 +132,8 @@ def test_a_planners_own_reason_stands_before_what_its_decision_is_worth(kept):
     row = replace(kept.saved[-1], reason="a block boundary")
     assert reason_text(row, kept, None).startswith("a block boundary; without it 1.15 kFLOP run again and ")
     assert reason_text(replace(row, turned=None), kept, None) == "a block boundary"
+    output = replace(row, reason="an output of forward: allocated anyway", turned=Turned(1e-3, 10, 0, 0))
+    assert reason_text(output, kept, None) == "an output of forward: allocated anyway"
 
 
 def test_values_alike_in_equal_layers_are_looked_at_once(kept):

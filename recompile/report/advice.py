@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from recompile.joint import FrontierPoint
 from recompile.report.alternatives import budget_text, next_smaller
 from recompile.report.explanation import GraphReport, ValueRow
-from recompile.report.text import share_above
+from recompile.report.text import share_above, short_source
 from recompile.report.written_out import written_out
 from recompile.units import format_bytes, format_seconds
 
@@ -39,7 +39,7 @@ class Advice:
     source: str = ""
 
     def __str__(self) -> str:
-        return f"{self.seen}{f' ({self.source})' if self.source else ''} {self.do}"
+        return f"{self.seen}{f' ({short_source(self.source)})' if self.source else ''} {self.do}"
 
 
 def advice_for(explanation: Explanation) -> list[Advice]:

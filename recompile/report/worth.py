@@ -162,6 +162,8 @@ def flop_again(timeline: Timeline, kept: frozenset[int]) -> int:
 
 def reason_text(row: ValueRow, graph: GraphReport, limit_bytes: int | None) -> str:
     """The planner's reason, and what the decision is worth: the sentence that terminals and HTML show."""
+    if row.reason and row.turned is not None and row.turned.saved_bytes == 0:  # an output of forward costs nothing
+        return row.reason
     worth = kept_text if row.decision == "saved" else rebuilt_text
     return "; ".join(text for text in (row.reason, worth(row, graph, limit_bytes)) if text)
 
