@@ -189,6 +189,29 @@ def test_a_long_table_shows_some_rows_and_all_when_asked_and_is_filtered(opened,
         assert 0 < len(shown) < num_rows and all("mlp" in text for text in shown)
 
 
+@pytest.mark.parametrize("width", [PHONE, DESKTOP])
+def test_this_plan_is_seen_in_the_table_of_the_trade_off_however_few_rows_are(opened, gpt, width):
+    with visit(opened, gpt, width) as found:
+        found.page.locator("summary", has_text="as a table").click()
+        box = table(found, "This plan among")
+        assert box.locator("tr.this:visible").count() == 1
+        box.locator("th", has_text="step").get_by_role("button").click()
+        assert box.locator("tr.this:visible").count() == 1
+
+
+def test_no_text_of_a_chart_is_cut_off(opened, gpt):
+    beyond = """() => [...document.querySelectorAll('svg.chart')].flatMap((chart) => {
+        const frame = chart.getBoundingClientRect();
+        return [...chart.querySelectorAll('text')].filter((text) => {
+          const box = text.getBoundingClientRect();
+          return box.width && (box.left < frame.left - 1 || box.right > frame.right + 1 || box.top < frame.top - 1);
+        }).map((text) => text.textContent);
+      })"""
+    for width in (PHONE, DESKTOP):
+        with visit(opened, gpt, width) as found:
+            assert found.page.evaluate(beyond) == []
+
+
 def test_the_tooltip_says_what_runs_and_what_is_alive(opened, gpt):
     with visit(opened, gpt) as found:
         found.page.locator(".timeline svg:visible .hover").hover()

@@ -20,6 +20,12 @@ BASELINES = {
 }  # fmt: skip
 
 
+TABLE_TEXT = (
+    "Plans without a name were met by the search; none of them beats another in both peak and time. Those with one are "
+    "what could be done without a budget."
+)
+
+
 @dataclass(frozen=True)
 class NamedPoint:
     """A row of the trade-off: a plan that was met has no name."""
@@ -73,9 +79,8 @@ def frontier_rows(graph: GraphReport) -> str:
             lambda r: r.point.lower_bound_seconds or 0.0,
         ),
     )
-    caption = f"This plan among {len(rows) - 1} others: those met on the way that none beats in both"
-    also = ", and what else could be done without a budget" if graph.baselines else ""
-    return table(caption + also, columns, rows, 1, lambda row: "this" if row.name == "this plan" else "")
+    caption = f"This plan among {len(rows) - 1} others"
+    return table(caption, columns, rows, 1, lambda row: "this" if row.name == "this plan" else "")
 
 
 def frontier_section(graph: GraphReport) -> str:
@@ -94,7 +99,8 @@ def frontier_section(graph: GraphReport) -> str:
     )
     return (
         f"<section><h2>Trade-off between memory and time</h2><p>{escape(next_steps(graph))}</p>{legend}{charts}"
-        f"<details><summary>as a table</summary>{frontier_rows(graph)}</details></section>"
+        f"<details><summary>as a table</summary><p class=small>{TABLE_TEXT}</p>{frontier_rows(graph)}</details>"
+        "</section>"
     )
 
 

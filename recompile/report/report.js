@@ -25,7 +25,7 @@ function setUpTable(box) {
     for (const row of body.rows) {
       const fits = !wanted || row.textContent.toLowerCase().includes(wanted);
       if (fits) found += 1;
-      row.hidden = !fits || (!isWhole && found > limit);
+      row.hidden = !fits || (!isWhole && found > limit && !row.classList.contains("this"));
     }
     button.hidden = isWhole || found <= limit;
     button.textContent = `show all ${found} rows`;
