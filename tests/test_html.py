@@ -25,6 +25,7 @@ from recompile.report.tables import (
     SPARES,
     name_of,
     refusals_of,
+    refusals_table,
     role_of,
     short_op,
     work_text,
@@ -283,6 +284,13 @@ def test_refusals_leave_out_views_and_inputs_and_fold_reasons_that_name_others(k
         ("saved", "a cast of another value, a parameter or buffer that is allocated anyway", 3),
         ("computed again", "random seeds: drawn again they would differ", 1),
     ]
+
+
+def test_a_refusal_says_what_is_ruled_out(kept):
+    rows = [replace(row, cannot_save="a write into a buffer") if row.name == "e" else row for row in kept.values]
+    text = refusals_table(replace(kept, values=tuple(rows)))
+    assert "No choice, by a rule: 1 values" in text
+    assert "ruled out" in text and "keeping it" in text and "because it is" in text and "a write into a buffer" in text
 
 
 def test_ops_are_named_without_what_everybody_knows():

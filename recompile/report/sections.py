@@ -39,7 +39,9 @@ LEAST_LAYERS = 3  # of one kind for a chart of them
 
 VALUES_TEXT = (
     "<p class=small>Values of one op, shape and line in equal layers share a row: figures are sums, below them what "
-    "each has; what is headed “each” is of one.</p>"
+    "each has; what is headed “each” is of one. What a kept value <b>spares</b> is by how much longer the step takes "
+    "without it; what an op that runs again <b>adds</b> is little inside of a kernel that waits for memory. FLOP/B is "
+    "arithmetic intensity, operations per byte moved: what is low is cheap to compute again.</p>"
 )
 PLANNERS = {
     "mincut": "minimum cuts at every price of memory, simulated; the fastest that fits",

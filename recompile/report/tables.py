@@ -221,6 +221,9 @@ def again_table(graph: GraphReport) -> str:
 # Refusals
 
 
+RULED_OUT = {"saved": "keeping it", "computed again": "computing it again"}
+
+
 @dataclass(frozen=True)
 class Refusal:
     what: str  # "saved" or "computed again"
@@ -260,8 +263,8 @@ def of_fold(column: Column) -> Column:
 def refusals_table(graph: GraphReport) -> str:
     refusals = refusals_of(graph)
     columns = (
-        Column("is not", lambda item: escape(item.what), css="what"),
-        Column("as it is", lambda item: escape(item.reason), css="reason"),
+        Column("ruled out", lambda item: RULED_OUT[item.what], css="what"),
+        Column("because it is", lambda item: escape(item.reason), css="reason"),
         *map(of_fold, (PLACE, VALUE, SIZE)),
     )
     num = sum(len(refusal.fold.rows) for refusal in refusals)
