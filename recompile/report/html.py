@@ -43,7 +43,7 @@ TERMS = (
         "one of the values that are alike in equal layers. A value that spares little by itself may be kept beside "
         "others that are of use only together.",
     ),
-    ("µs per MiB", "Time that a value spares for each MiB that it takes. The dearest values are worth keeping first."),
+    ("us per MiB", "Time that a value spares for each MiB that it takes. The dearest values are worth keeping first."),
     ("FLOP/B", "Arithmetic intensity: operations per byte moved. What is low is cheap to compute again."),
     ("block boundary", "A value that all later layers pass through: kept, each layer is rebuilt from it alone."),
     ("plans met", "Plans that the search tried on its way to this one and that no other beats in both peak and time."),

@@ -195,7 +195,7 @@ SPARES = Column(
     spared_seconds,
     "key",
 )
-PRICE = Column("µs per MiB", lambda fold: price_figure(us_per_mib(fold)) if us_per_mib(fold) else "–", us_per_mib)
+PRICE = Column("us per MiB", lambda fold: price_figure(us_per_mib(fold)) if us_per_mib(fold) else "–", us_per_mib)
 REASON = Column("reason (each)", lambda fold: escape(fold.first.reason), css="reason")
 
 
