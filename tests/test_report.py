@@ -112,7 +112,7 @@ def test_a_rebuilt_value_is_explained_by_what_keeping_it_would_spare_and_by_the_
          "without it the step takes 2.0 us less, though 4.00 MFLOP run again; the search did not find this"),
         ("saved", Turned(0.0, 0, -8, 2**30), "without it the step takes as long; the peak would be 2.00 GiB, over the "
          "budget"),
-        ("saved", None, "small: not looked at by itself"),
+        ("saved", None, "small, or nothing can be kept in its place"),
         ("recomputed", Turned(-1.7e-4, -(10**9), 2**27, 2**27), "kept, it would spare 170.0 us and 1.00 GFLOP, for "
          "128.00 MiB: 1.3 us per MiB; the peak would be 1.12 GiB, over the budget less its margin"),
         ("recomputed", Turned(1.6e-4, -(10**9), 2**28, 2**28),
@@ -146,6 +146,21 @@ def test_values_alike_in_equal_layers_are_looked_at_once(kept):
     ]  # fmt: skip
     by_rule = replace(rows[0], cannot_recompute="a random seed")
     assert groups_of(replace(kept, values=(by_rule,))) == {}
+
+
+def test_a_value_that_nothing_can_stand_in_for_is_not_turned():
+    """o is one result of an op that must not run twice, and whose tuple cannot be kept: without o there is no plan."""
+    text = """
+        x = input 4x8
+        d = native_dropout x 0.5 True !must_save
+        o = getitem d 0
+        y = mul o 2
+        t = tangent 4x8
+        g = mul t o
+        return y | g
+    """
+    (row,) = report_of(text, planner="save_all").saved
+    assert (row.name, row.turned, row.reason) == ("o", None, "small, or nothing can be kept in its place")
 
 
 def test_layers_that_are_treated_otherwise_are_exchanged_with_their_nearest_neighbour():

@@ -239,8 +239,10 @@ def title_of(treatment: Treatment) -> str:
 
 
 def kept_list(rows: Sequence[ValueRow]) -> str:
-    """The largest kept values with their reasons."""
-    return values_list(rows, lambda fold: fold.size_bytes, lambda fold: format_bytes(fold.first.size_bytes))
+    """The largest kept values with their reasons; of equally large ones those that spare most."""
+    return values_list(
+        rows, lambda fold: (fold.size_bytes, spared_seconds(fold)), lambda fold: format_bytes(fold.first.size_bytes)
+    )
 
 
 def again_list(rows: Sequence[ValueRow]) -> str:
@@ -248,9 +250,9 @@ def again_list(rows: Sequence[ValueRow]) -> str:
     return values_list(rows, lambda fold: fold.again_seconds, lambda fold: format_seconds(fold.first.again_seconds))
 
 
-def values_list(rows: Sequence[ValueRow], weight: Callable[[Fold], float], figure: Callable[[Fold], str]) -> str:
+def values_list(rows: Sequence[ValueRow], weight: Callable[[Fold], Any], figure: Callable[[Fold], str]) -> str:
     """The weightiest folds; ``figure`` is what each of their values has."""
-    folds = sorted(folds_of(rows), key=lambda fold: -weight(fold))
+    folds = sorted(folds_of(rows), key=weight, reverse=True)
     if not folds:
         return '<p class="none">nothing</p>'
     items = "".join(value_item(fold, figure(fold)) for fold in folds[:VALUES_SHOWN])

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from recompile.errors import PlanError
 from recompile.planner.finish import made_legal
 from recompile.planner.network import cut_network
 from recompile.report.explanation import Exchange, GraphReport, Turned, ValueRow
@@ -74,7 +75,8 @@ def turned_values(
             else:
                 num_left -= 1
                 turned = turn(timeline, kept, simulation, again_flop, index[rows[0].name])
-                borrowed.setdefault(kind, turned)
+                if turned is not None:
+                    borrowed.setdefault(kind, turned)
             if turned is not None:
                 found.update((row.name, turned) for row in rows)
     return found
@@ -102,9 +104,14 @@ def groups_of(graph: GraphReport) -> dict[tuple[tuple, frozenset], list[ValueRow
     return groups
 
 
-def turn(timeline: Timeline, kept: frozenset[int], simulation: Simulation, again_flop: int, i: int) -> Turned:
-    """The plan with value i kept if it is not, and not if it is; what that needs, or needs no more, goes with it."""
-    legal = made_legal(timeline.joint, timeline.flow, kept ^ {i})
+def turn(timeline: Timeline, kept: frozenset[int], simulation: Simulation, again_flop: int, i: int) -> Turned | None:
+    """The plan with value i kept if it is not, and not if it is; what that needs, or needs no more, goes with it.
+
+    None where there is no such plan: what a value is made of may be neither kept nor computed again.
+    """
+    legal = legal_or_none(timeline, kept ^ {i})
+    if legal is None or (i in legal) == (i in kept):
+        return None
     other = timeline.simulate(legal)
     return Turned(
         seconds=other.step_seconds - simulation.step_seconds,
@@ -112,6 +119,13 @@ def turn(timeline: Timeline, kept: frozenset[int], simulation: Simulation, again
         saved_bytes=other.saved_bytes - simulation.saved_bytes,
         peak_bytes=other.peak_bytes - simulation.peak_bytes,
     )
+
+
+def legal_or_none(timeline: Timeline, kept: frozenset[int]) -> frozenset[int] | None:
+    try:
+        return made_legal(timeline.joint, timeline.flow, kept)
+    except PlanError:
+        return None
 
 
 def exchanges_of(
@@ -133,9 +147,10 @@ def exchanges_of(
             mine, theirs = places[stem, layer], places[stem, other]
             pairs = [(index[mine[place]], index[theirs[place]]) for place in mine.keys() & theirs.keys()]
             turned = {i for pair in pairs for i in pair if (pair[0] in kept) != (pair[1] in kept)}
-            if not turned:
+            legal = legal_or_none(timeline, kept ^ turned) if turned else None
+            if legal is None:
                 continue
-            step = timeline.simulate(made_legal(timeline.joint, timeline.flow, kept ^ turned))
+            step = timeline.simulate(legal)
             seconds, peak_bytes = step.step_seconds - simulation.step_seconds, step.peak_bytes - simulation.peak_bytes
             yield Exchange(stem, layer, other, seconds, peak_bytes)
 
@@ -172,7 +187,7 @@ def kept_text(row: ValueRow, graph: GraphReport, limit_bytes: int | None) -> str
     """What a kept value spares, or that it is the budget that asks for it."""
     turned = row.turned
     if turned is None:
-        return "" if row.reason else "small: not looked at by itself"
+        return "" if row.reason else "small, or nothing can be kept in its place"
     again = format_flop(turned.flop) if turned.flop > 0 else ""
     if turned.seconds > EQUAL_S:
         work = f"{again} run again and " if again else ""
