@@ -33,6 +33,7 @@ from recompile.joint import JointGraph, Kind
 from recompile.kernels import Batch, Kernel
 from recompile.lifetimes import DIES, FROM_LOOP, WRITTEN, fates
 from recompile.loops import moving
+from recompile.moves import moves_of
 from recompile.splits import num_kernels
 from recompile.stretches import Stretches, backward_stretches, forward_stretches, stretches_of
 from recompile.work import name_of, words
@@ -127,6 +128,7 @@ class Timeline:
             for i, node in enumerate(self.flow.nodes)
             if name_of(node.target) in WRITES_INTO_A_COPY
         }
+        self._bytes_to_read, self._bytes_to_write = moves_of(self.flow)
         self._laid_anew = laid_anew(self.flow)
         self._copied_bias = copied_biases(joint, self.flow)
         self._seconds_alone = {  # what runs outside of generated loops; sizes and tuples run nothing
@@ -320,10 +322,12 @@ class Timeline:
         """
         if kernel.is_extern:
             return self._seconds_alone.get(kernel.ops[0].op, self.hardware.launch_s)
-        size = self.flow.size_bytes
-        spill_moves = 2 if self.hardware.counts_spills else 0
-        moved = sum(size[b] for b in kernel.reads.difference(kernel.makes))
-        moved += sum(size[b] * (spill_moves if b in spilled and not self._is_reduced(b) else 1) for b in written)
+        read, write = self._bytes_to_read, self._bytes_to_write
+        spilled = frozenset(b for b in spilled if not self._is_reduced(b))
+        moved = sum(read[b] for b in kernel.reads.difference(kernel.makes))
+        moved += sum(write[b] for b in written if b not in spilled)
+        if self.hardware.counts_spills:
+            moved += sum(write[b] + read[b] for b in written if b in spilled)
         members = frozenset().union(*(op.members for op in kernel.ops))
         flop = sum(self.facts.flop[i] for i in members)
         seconds = max(moved / self.hardware.byte_per_s, flop / self.hardware.vector_flop_per_s)

@@ -25,6 +25,7 @@ from recompile.inlining import (
 )
 from recompile.joint import Kind, Side
 from recompile.kernels import in_order, kernel_of, not_in_rows, reduced_inside, spilled_buffers
+from recompile.moves import moves_of
 from recompile.timeline import is_read_in_place
 
 
@@ -220,6 +221,7 @@ def fused(facts, stored, kept):
 def run(timeline, phase, program, kept, releasable, held, at_hand=frozenset()):
     facts, flow, hardware = timeline.facts, timeline.flow, timeline.hardware
     size, tangents = flow.size_bytes, set(tangents_of(flow))
+    to_read, to_write = moves_of(flow)
     kernels = fused(facts, stored_ops(facts, program, kept, at_hand), kept)
     reads = [set().union(*(op.reads for op in ops)) for ops, _ in kernels]
     makes = [{b for op in ops for b in op.makes} for ops, _ in kernels]
@@ -240,9 +242,9 @@ def run(timeline, phase, program, kept, releasable, held, at_hand=frozenset()):
         reused = in_place(timeline, ops, made, [b for b in dying if b not in makes[k] and b not in tangents])
         live += sum(size[b] for b in made) - reused
         dropped = sum(size[b] for b in flow.makes[ops[0].op] if b in at_hand) if ops[0].is_extern else 0
-        moved = sum(size[b] for b in reads[k] - makes[k]) + sum(size[b] for b in made)
+        moved = sum(to_read[b] for b in reads[k] - makes[k]) + sum(to_write[b] for b in made)
         again = [b for b in made if b in dying and flow.kind[flow.op[b]] is not Kind.REDUCTION]
-        moved += 0 if ops[0].is_extern else sum(size[b] for b in again)
+        moved += 0 if ops[0].is_extern else sum(to_read[b] for b in again)
         flop = sum(facts.flop[i] for i in set().union(*(op.members for op in ops)))
         more = {op.op: timeline._more_kernels[op.op] for op in ops if op.op in timeline._more_kernels}
         launches = 1 + sum(more.values())

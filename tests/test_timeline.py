@@ -323,3 +323,13 @@ def test_a_scalar_may_be_reduced_over_a_dimension_it_does_not_have(device):
     """
     assert lives(text, device=device) == lives(text.replace("max.dim s -1", "max.dim s 0"), device=device)
     assert lives(text, device=device)
+
+
+@pytest.mark.parametrize(("device", "read_bytes", "written_bytes"), [("meta", 32, 32), ("cpu", 32 * 24, 32 * 88)])
+def test_masks_take_loops_of_cpp_longer_than_their_bytes(device, read_bytes, written_bytes):
+    text = "x = input 4x8\nt = tangent 4x8\nm = gt.Scalar x 0.0\ny = sin x\ng = mul t m\nreturn y | g"
+    timeline, simulation = simulate(text, saved="m", device=device)
+    forward, backward = (moment.seconds for moment in simulation.moments)
+    rate, launch = timeline.hardware.byte_per_s, timeline.hardware.launch_s
+    assert forward - launch == pytest.approx((128 + 128 + written_bytes) / rate)  # reads x, writes y and m
+    assert backward - launch == pytest.approx((128 + read_bytes + 128) / rate)  # reads t and m, writes g

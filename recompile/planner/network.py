@@ -13,6 +13,7 @@ from recompile.dataflow import Dataflow, needed_by_backward, rebuilt_nodes
 from recompile.hardware import Hardware
 from recompile.joint import JointGraph, Kind, Side
 from recompile.mincut import ContradictionError, CutProblem, scaled
+from recompile.moves import moves_of
 from recompile.planner.contradiction import contradiction
 
 # Share of a pointwise value's own traffic that rebuilding it inside its reader costs at least (a prototype's figure
@@ -91,14 +92,14 @@ def cut_network(joint: JointGraph, flow: Dataflow, hardware: Hardware) -> CutNet
     candidates = _ancestors(flow, needed)
     place = {node: position for position, node in enumerate(candidates)}
     free = {flow.buffer[i] for i in flow.fwd_outputs}
-    readers = _readers_by_buffer(flow)
+    readers, moves = _readers_by_buffer(flow), moves_of(flow)
     recompute, save, held = [], [], []
     for i in candidates:
         note = joint.notes[flow.nodes[i]]
         already_held = flow.buffer[i] in free or flow.is_input[flow.buffer[i]]
         held.append(0 if already_held else note.size_bytes)
         recompute.append(None if note.cannot_recompute else recompute_seconds(joint, flow, i, readers, hardware))
-        seconds = 0.0 if already_held else save_seconds(flow, i, readers, hardware)
+        seconds = 0.0 if already_held else save_seconds(flow, i, readers, moves, hardware)
         save.append(None if note.cannot_save else seconds)
     return CutNetwork(
         joint=joint,
@@ -131,17 +132,20 @@ def recompute_seconds(
     return seconds
 
 
-def save_seconds(flow: Dataflow, i: int, readers: dict[int, list[int]], hardware: Hardware) -> float:
+def save_seconds(
+    flow: Dataflow, i: int, readers: dict[int, list[int]], moves: tuple[tuple[int, ...], tuple[int, ...]],
+    hardware: Hardware,
+) -> float:  # fmt: skip
     """The traffic that keeping node i adds: a write where fusion would have avoided it, a read in backward."""
     buffer = flow.buffer[i]
     users = readers.get(buffer, ())
     forward = [u for u in users if flow.side[u] is not Side.BACKWARD]
     backward = [u for u in users if flow.side[u] is Side.BACKWARD]
-    moved = 0
+    moved, (bytes_to_read, bytes_to_write) = 0, moves
     if flow.kind[buffer] is Kind.POINTWISE and all(flow.kind[u] is not Kind.EXTERN for u in forward):
-        moved += flow.size_bytes[buffer]
+        moved += bytes_to_write[buffer]
     if not any(flow.kind[u] is Kind.EXTERN for u in backward):
-        moved += flow.size_bytes[buffer]
+        moved += bytes_to_read[buffer]
     return moved / hardware.byte_per_s
 
 
