@@ -15,7 +15,6 @@ import argparse
 import functools
 import inspect
 import json
-import math
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -51,7 +50,7 @@ from benchmarks.peaks import (
 )
 from benchmarks.store import Store, environment, fingerprint, sources
 from recompile.ahead import gpu
-from recompile.decide import PREDICTION_MARGIN
+from recompile.decide import budget_bytes_for
 from recompile.options import sources_hash
 from recompile.trace import trace_step
 
@@ -95,7 +94,7 @@ def run_of(name: str, peer: Peer) -> dict[str, Any]:
     if not peer.is_rival:
         return found
     functorch_config.activation_memory_budget = 1.0  # what the peer may have set
-    way = Way("recompile", math.floor(found["peer"]["measured_bytes"] * (1 + PREDICTION_MARGIN)))
+    way = Way("recompile", budget_bytes_for(found["peer"]["measured_bytes"]))
     try:
         with fresh_cache():
             ours = compiled(name, way)

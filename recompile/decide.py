@@ -78,7 +78,7 @@ def with_bounds(
 
 def with_margin(error: BudgetError, options: Options) -> BudgetError:
     """A planner's refusal in the user's terms: the smallest ``memory_budget`` that would do, margin included."""
-    floor_bytes = math.ceil(error.floor_bytes * (1 + PREDICTION_MARGIN))
+    floor_bytes = budget_bytes_for(error.floor_bytes)
     return BudgetError(
         f"no plan of {options.planner_name()!r} keeps the step's peak within memory_budget="
         f"{format_bytes(options.memory_budget)}: the smallest budget that it can keep is {format_bytes(floor_bytes)} "
@@ -106,6 +106,11 @@ def resolve_budget(options: Options, joint: JointGraph, hardware: Hardware, plan
 def predicted_bytes_within(memory_budget: int) -> int:
     """The largest predicted peak that a budget in bytes admits: the budget less the margin."""
     return math.floor(memory_budget / (1 + PREDICTION_MARGIN))
+
+
+def budget_bytes_for(peak_bytes: int) -> int:
+    """The smallest budget in bytes that admits a plan of this predicted peak, margin included."""
+    return math.ceil(peak_bytes * (1 + PREDICTION_MARGIN))
 
 
 def check_plan(joint: JointGraph, plan: Plan, budget: Budget, name: str) -> None:

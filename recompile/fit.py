@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 
 from recompile.ahead import as_tensors, explained, gpu, gpu_options, with_loss
-from recompile.decide import PREDICTION_MARGIN
+from recompile.decide import budget_bytes_for
 from recompile.errors import BudgetError, OptionError
 from recompile.footprint import Footprint
 from recompile.hardware import Hardware
@@ -96,7 +95,7 @@ class Steps:
     def needed_bytes(self, size: int, memory_budget: float | None, planner: str | Callable | None = None) -> int:
         """All that training at this size takes, with what a budget in bytes keeps back for the prediction's error."""
         explanation = self.explanation(size, memory_budget, planner)
-        return explanation.footprint.with_step(math.ceil((1 + PREDICTION_MARGIN) * explanation.peak_bytes)).total_bytes
+        return explanation.footprint.with_step(budget_bytes_for(explanation.peak_bytes)).total_bytes
 
     def explanation(
         self, size: int, memory_budget: float | int | None, planner: str | Callable | None = None

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from html import escape
 
-from recompile.decide import PREDICTION_MARGIN
+from recompile.decide import budget_bytes_for
 from recompile.joint import FrontierPoint
 from recompile.report.charts import NARROW, WIDE, frontier_chart
 from recompile.report.explanation import GraphReport
@@ -110,13 +110,8 @@ def next_smaller(graph: GraphReport) -> FrontierPoint | None:
     return smaller[-1] if smaller else None
 
 
-def budget_bytes_for(peak_bytes: int) -> int:
-    """The budget in bytes under which a plan of this predicted peak is let through."""
-    return math.ceil(peak_bytes * (1 + PREDICTION_MARGIN))
-
-
 def budget_text(peak_bytes: int) -> str:
-    """The same as an option: ``memory_budget="4.22GiB"``, rounded up."""
+    """The budget that admits a plan of this predicted peak, as an option: ``memory_budget="4.22GiB"``, rounded up."""
     unit = format_bytes(budget_bytes_for(peak_bytes)).split(" ")[1]
     scale = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}[unit]
     hundredths = math.ceil(100 * budget_bytes_for(peak_bytes) / scale)

@@ -1,0 +1,74 @@
+"""The plan of a report among other plans: rows, the next steps, the budgets to ask for."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from recompile.decide import budget_bytes_for, predicted_bytes_within
+from recompile.footprint import Footprint
+from recompile.report.alternatives import budget_text, frontier_rows, next_steps, points_with
+from recompile.report.explanation import Explanation
+from recompile.report.html import explanation_html
+from recompile.tradeoff import FrontierPoint
+from recompile.units import parse_bytes
+from tests.test_report import report_of
+
+
+@pytest.fixture(scope="module")
+def kept():
+    return report_of(planner="save_all")
+
+
+def among_others(kept):
+    """A plan of 512 bytes and 20 us among two that were met and two that others would make."""
+    met = (FrontierPoint(384, 3e-5, 0, 1152), FrontierPoint(700, 1e-5, 128, 0))
+    baselines = (("stock", FrontierPoint(700, 1.5e-5, 256, 0)), ("save_all", FrontierPoint(900, 1.6e-5, 256, 0)))
+    return replace(kept, step_seconds=2e-5, frontier=met, baselines=baselines)
+
+
+def test_this_plan_is_a_row_of_the_trade_off_and_a_step_of_the_stairs(kept):
+    graph = among_others(kept)
+    assert [point.peak_bytes for point in points_with(graph)] == [384, 512, 700]
+    text = frontier_rows(graph)
+    assert text.count("<tr class=this>") == 1
+    row = text[text.index("<tr class=this>") :].partition("</tr>")[0]
+    assert "this plan" in row and "512 B" in row and "100.0%" in row  # over the fastest
+    assert "PyTorch&#x27;s own choice" in text and "everything kept" in text
+    met = replace(graph, frontier=(*graph.frontier[:1], FrontierPoint(512, 2e-5, 128, 0), *graph.frontier[1:]))
+    assert frontier_rows(met).count("512 B") == 1
+
+
+def test_the_next_plans_are_the_nearest_with_the_budget_to_ask_for(kept):
+    graph = among_others(kept)
+    assert next_steps(graph) == (
+        'The next smaller plan: 384 B, 128 B less, in 30.0 us, +50.0% (memory_budget="388B"). '
+        'The next faster one: 700 B, 188 B more, in 10.0 us, -50.0% (memory_budget="707B").'
+    )
+    assert next_steps(replace(graph, frontier=())) == "No plan was met that is smaller or faster."
+
+
+def test_a_budget_that_is_asked_for_lets_the_plan_through(kept):
+    """One percent of it is kept back, and two decimals are rounded up."""
+    for peak in (1, 99, 384, 1023, 4_471_291_000):
+        assert (
+            predicted_bytes_within(budget_bytes_for(peak)) >= peak > predicted_bytes_within(budget_bytes_for(peak) - 1)
+        )
+    for peak in (384, 1023, 4_471_291_000, 12_345_678, 2**40):
+        asked = parse_bytes(re.fullmatch(r'memory_budget="(.+)"', budget_text(peak))[1])
+        assert peak <= predicted_bytes_within(asked) <= 1.02 * peak + 2
+
+
+def test_the_first_figures_are_beside_what_they_are_compared_with(kept):
+    text = explanation_html(Explanation((among_others(kept),)))
+    assert "+100.0% over the fastest plan found, 10.0 us" in text
+    assert "+25.0% over everything kept, 16.0 us and 900 B" in text
+    assert "+0.0% over the 2.72 kFLOP of a step without it" in text
+
+
+def test_all_memory_of_training_stands_beside_the_peak(kept):
+    needed = Footprint(2**30, 0, 0, 2**31, 512, 2**20, 0, 0, 0)
+    text = explanation_html(Explanation((replace(kept, hardware="h100"),), footprint=needed))
+    tile = text[text.index("all that training takes") :].partition("</div>")[0]
+    assert "<b>3.00 GiB</b>" in tile and "4.0% of 74.51 GiB" in tile  # 3 of 80 GB
+    assert text.index("peak of the step") < text.index("all that training takes") < text.index("kept for backward</dt>")
