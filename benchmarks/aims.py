@@ -8,7 +8,7 @@ without ms is the smallest plan. A plan whose program misses the GiB that were a
 less, and for more where that leaves room.
 
 Programs are kept by their graphs' text, so a changed planner makes only those anew that changed; a model is planned
-anew when any source changed. Results are in results/aims, the summary in aims.md beside this file.
+anew when any source but the report's changed. Results are in results/aims, the summary in aims.md beside this file.
 """
 
 from __future__ import annotations
@@ -286,7 +286,9 @@ PARTS: dict[str, Callable[[Subject], list[dict[str, Any]]]] = {
 
 def record_of(name: str, parts: Iterable[str] = PARTS, store: Store = STORE) -> dict[str, Any]:
     """The parts asked for of a model's record, those made anew of which any source of ours changed since."""
-    key = fingerprint(sources_hash(), sources(Path(__file__), HERE / "reference.py"), torch.__version__)
+    key = fingerprint(
+        sources_hash(with_report=False), sources(Path(__file__), HERE / "reference.py"), torch.__version__
+    )
     record: dict[str, Any] = {"model": name, "hardware": HARDWARE, **{part: [] for part in PARTS}}
     subject = None
     for part in parts:

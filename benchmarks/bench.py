@@ -192,7 +192,7 @@ class Comparison(Bench):
         asked = [[peer.way.method, peer.way.budget, peer.is_rival] for peer in peers]
         rows = []
         for peer, arguments in zip(peers, asked, strict=True):
-            key = fingerprint(self.method, arguments, sources_hash() if peer.is_rival else "")
+            key = fingerprint(self.method, arguments, sources_hash(with_report=False) if peer.is_rival else "")
             run = self.kept("run", f"{name}--{peer.way.label}", key, arguments)
             shown = {part: run.get(part) for part in ("peer", "ours", "ratios")}
             rows.append({**asdict(peer.way), **shown, "error": run.get("error")})

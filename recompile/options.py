@@ -133,12 +133,14 @@ def callable_key(function: str | Callable | None) -> str:
     return f"{function.__module__}.{function.__qualname__}:{digest}"
 
 
-def sources_hash() -> str:
-    """A hash of every source and data file of this package, passes included."""
+def sources_hash(with_report: bool = True) -> str:
+    """A hash of every source and data file of this package, passes included; the report's only if asked."""
     import recompile.passes
 
     folders = (pathlib.Path(__file__).parent, pathlib.Path(recompile.passes.__file__).parent)
     files = sorted(file for folder in folders for file in folder.rglob("*") if file.suffix in (".py", ".json"))
+    if not with_report:
+        files = [file for file in files if file.parent.name != "report"]
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.read_bytes())

@@ -194,6 +194,11 @@ def test_torchs_version_and_our_sources_are_in_the_fingerprint(monkeypatch, tmp_
     first = sources_hash()
     (tmp_path / "__init__.py").write_text("first = 2")
     assert len({first, sources_hash()}) == 2
+    before_report = sources_hash(), sources_hash(with_report=False)
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "html.py").write_text("first = 1")
+    assert sources_hash() != before_report[0]
+    assert sources_hash(with_report=False) == before_report[1]
     monkeypatch.undo()
     assert fingerprint() == before
 

@@ -1,10 +1,9 @@
 """Plans that differ from a good one in one value per segment: hill climbing on the simulation itself.
 
 Additive prices misjudge what a kernel shares (an embedding kept for a kernel that reads the table anyway, a rotary
-table rebuilt in every layer), and a cut solved again around a turned value (``variants``) moves others with it. Here
-one value is flipped, kept or rebuilt, in all equal segments that treat it alike, and the plan is simulated; the first
-improvement is taken and the search goes on from there. A pass costs one simulation for each kind of value, whatever
-the depth.
+table rebuilt in every layer), and pieces of plans (``library``) what neighbours share. Here one value is flipped, kept
+or rebuilt, in all equal segments that treat it alike, and the plan is simulated; the first improvement is taken and the
+search goes on from there. A pass costs one simulation for each kind of value, whatever the depth.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ in the same plan, one simulation of a network of n equal layers measures n patte
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -66,6 +67,13 @@ class Library:
         self._segment_of_node = np.array(segments.of_node)
         self._buffer = np.array(timeline.flow.buffer)
         self._bytes_to_keep = bytes_to_keep(timeline)
+
+    def copied(self) -> Library:
+        """A library of its own with the same pieces."""
+        other = copy.copy(self)
+        other.pieces = {kind: dict(pieces) for kind, pieces in self.pieces.items()}
+        other._best = dict(self._best)
+        return other
 
     def measure(self, candidate: Candidate) -> None:
         """Add the pieces of a plan, but for those beside a boundary that it rebuilds."""

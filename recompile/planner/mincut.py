@@ -5,11 +5,11 @@
    fourth, ... boundary is the classical sqrt(N) family (Chen et al. 2016). PyTorch's own default plan is added, so the
    fastest plan is never slower than it by the simulation.
 2. Each plan is simulated with fusion and lifetimes, and teaches what each way to treat a segment between boundaries
-   costs (``library``). Single values are turned, another one in each equal segment (``variants``).
+   costs (``library``). Around the best ones single values are turned, another one in each equal segment (``variants``).
 3. For a budget, dynamic programming picks the fastest way for each segment so that the peak fits (``mixture``); the
-   result is simulated, and corrected where the figures did not add up. The fastest simulated plan that fits, improved
-   by flips of single values (``flips``), is the answer: a larger budget never gets a slower one but by what mixing and
-   flipping at just that budget find.
+   result is simulated, and corrected where the figures did not add up. Around the fastest simulated plan that fits
+   values are turned and what they teach is mixed again, as long as that makes it faster; then single values are flipped
+   (``flips``). A larger budget never gets a slower answer but by what was tried at just that budget.
 
 Complexity: some 100 cuts and 200 simulations whatever the depth, each near linear in the graph. Known to be suboptimal:
 pieces are measured one by one, so what two neighbours save together in a shared kernel shows only by chance; no value
@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from recompile.errors import PlanError
 from recompile.hardware import Hardware
@@ -38,7 +38,7 @@ from recompile.planner.save_all import save_all_set
 from recompile.planner.segments import segments_of
 from recompile.planner.separators import separators
 from recompile.planner.stock import stock_saved_set
-from recompile.planner.variants import varied_cuts
+from recompile.planner.variants import turned_plans, turns_of, varied_cuts
 from recompile.progress import tell
 from recompile.timeline import Timeline
 
@@ -48,8 +48,10 @@ MOST_CUTS = 40
 MOST_STRIDED_CUTS = 6
 STRIDES = (2, 4, 8, 16)
 MAX_FILLED_GAPS = 4
-# Cuts around which single values are turned; more gained nothing on GPT, Llama and a conv net.
-NUM_TURNED_CUTS = 5
+# Values are turned around so many plans, from the smallest peak to the fastest, before mixing and again after it; and
+# so often around an answer.
+NUM_TURNED_PLANS = 4
+MOST_REFINEMENTS = 3
 # Flips of single values around the smallest plan, and around an answer: as many as visit this many nodes together.
 FLIP_WORK = 200_000
 LEAST_FLIPS = 30
@@ -97,6 +99,7 @@ class Search:
         can_save = {i for i, seconds in savable if seconds is not None}
         self.boundaries = tuple(i for i in separators(flow) if i in can_save)
         self.segments = segments_of(flow, self.boundaries)
+        self.turns = turns_of(self.network, self.segments)
         self.libraries = [
             Library(self.pool.timeline, self.segments if stride == 1 else segments_of(flow, self.boundaries[::stride]))
             for stride in STRIDES_MIXED
@@ -112,8 +115,11 @@ class Search:
             for cut in envelope(self.network, forced, most_cuts):
                 self._try(cut.saved)
         tell(f"{len(self.pool.candidates)} plans by minimum cuts at every price of a byte")
-        self._try_turns()
+        self._vary_cuts()
+        self._turn_values()
         tell(f"{len(self.pool.candidates)} plans with single values turned")
+        self._mix_everywhere()
+        self._turn_values()
         self._mix_everywhere()
         self._flip_at_floor()
         num_kept = len(self.pool.frontier())
@@ -130,15 +136,30 @@ class Search:
     def _answer(self, budget: Budget) -> Candidate:
         check_budget(budget, self.pool.frontier()[0].peak_bytes, "mincut")
         limit = budget.peak_bytes
-        pool = self.pool.copied()
+        pool, libraries = self.pool.copied(), [library.copied() for library in self.libraries]
         if limit is not None:
-            for library in self.libraries:
+            for library in libraries:
                 mix(pool, library, limit, NUM_TRIES_WHEN_ASKED)
             if pool.fastest_within(limit).peak_bytes < (1 - UNUSED_SHARE) * limit:
                 self._fill_gap_at(pool, limit)
-        chosen = pool.fastest_within(limit)
-        assert chosen is not None, "the floor fits, so something fits"
-        return list(self._climb(pool, chosen, faster_within(limit), limit))[-1]
+        refined = self._refined(pool, libraries, limit)
+        return list(self._climb(pool, refined, faster_within(limit), limit))[-1]
+
+    def _refined(self, pool: Pool, libraries: Sequence[Library], limit: int | None) -> Candidate:
+        """The fastest plan within the limit, after mixing what turns around it teach as long as that helps."""
+        best = pool.fastest_within(limit)
+        assert best is not None, "the floor fits, so something fits"
+        room = max(each.peak_bytes for each in pool.candidates.values()) if limit is None else limit
+        for _ in range(MOST_REFINEMENTS):
+            for candidate in self._turned(pool, best):
+                for library in libraries:
+                    library.measure(candidate)
+            for library in libraries:
+                mix(pool, library, room, NUM_TRIES_WHEN_ASKED)
+            before, best = best, pool.fastest_within(limit)
+            if best is before:
+                break
+        return best
 
     def _try(self, saved: Iterable[int]) -> Candidate:
         """Simulate a plan unless that was done, and learn from it what its pieces cost."""
@@ -152,15 +173,25 @@ class Search:
         for library in self.libraries:
             library.measure(candidate)
 
-    def _try_turns(self) -> None:
-        """Cuts with one value per segment turned, at a few prices that give different cuts."""
-        cuts = envelope(self.network, frozenset(self.boundaries), MOST_CUTS)
-        for price, base in [(cut.price, cut.saved) for cut in spread(cuts, NUM_TURNED_CUTS)]:
-            for kept, rebuilt in varied_cuts(self.network, self.segments, price, base):
-                try:
-                    self._try(self.network.saved_at(price, kept, rebuilt))
-                except PlanError:
-                    continue  # a value of these is needed to rebuild one that cannot be saved
+    def _vary_cuts(self) -> None:
+        """Turn values in the cut at the highest price: elsewhere that gains nothing over turns of whole plans."""
+        cut = envelope(self.network, frozenset(self.boundaries), MOST_CUTS)[-1]
+        for saved in varied_cuts(self.network, self.segments, self.turns, cut.price, cut.saved):
+            self._try(saved)
+
+    def _turn_values(self) -> None:
+        """Turn values around a few of the best plans, from the smallest peak to the fastest, and learn from that."""
+        for plan in spread(self.pool.frontier(), NUM_TURNED_PLANS):
+            for candidate in self._turned(self.pool, plan):
+                self._learn_from(candidate)
+
+    def _turned(self, pool: Pool, plan: Candidate) -> Iterator[Candidate]:
+        """Plans with one value per segment turned, simulated."""
+        for saved in turned_plans(self.segments, self.turns, plan.saved):
+            try:
+                yield pool.add(saved)
+            except PlanError:
+                continue  # a value of these is needed to rebuild one that cannot be saved
 
     def _flip_at_floor(self) -> None:
         """Flips around the smallest plan, where the smallest peak counts."""
