@@ -111,19 +111,18 @@ class CpuFusion:
 
     def in_order(self, groups: Collection[Group]) -> list[Group]:
         """By their first op, each preceded by what it reads from (``topological_sort_schedule``)."""
-        done, found, group_of = set(), [], self.group_of
-
-        def visit(group: Group) -> None:
-            done.add(group)
-            for k in sorted(group.sources):
-                if group_of[k] not in done:
-                    visit(group_of[k])
-            found.append(group)
-
-        for group in sorted(groups, key=_first):
-            if group not in done:
-                visit(group)
-        return found
+        found: dict[Group, None] = {}
+        entered: set[Group] = set()
+        pending = sorted(groups, key=_first, reverse=True)
+        while pending:
+            group = pending[-1]
+            if group in entered:  # all that it reads from is there
+                found.setdefault(pending.pop())
+                continue
+            entered.add(group)
+            sources = (self.group_of[k] for k in sorted(group.sources, reverse=True))
+            pending += [source for source in sources if source not in entered]
+        return list(found)
 
     def new_pairs(self, groups: Sequence[Group], fresh: Collection[Group]) -> list[Candidate]:
         """Pairs that share a buffer and may fuse, one of each in ``fresh``: what others could not they still cannot."""

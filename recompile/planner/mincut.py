@@ -18,11 +18,10 @@ is rebuilt twice, so that the smallest peak of N equal layers grows as sqrt(N).
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from recompile.collector import collector_paused
 from recompile.errors import PlanError
 from recompile.hardware import Hardware
 from recompile.joint import Budget, JointGraph, Plan
@@ -264,26 +263,6 @@ def mix(pool: Pool, library: Library, limit: int, num_tries: int) -> list[Candid
             break
         aim += limit - tried[-1].peak_bytes
     return tried
-
-
-@contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
-    """No garbage collection meanwhile: there are next to no cycles to collect, and each pass walks all of a traced
-    model. What was made goes to the oldest generation: the pass over the young ones that would follow walks all of it.
-    So does what was young before, and so that no garbage is among that it is collected first.
-    """
-    was_on = gc.isenabled()
-    if was_on:
-        gc.collect(1)
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            if not gc.get_freeze_count():  # else somebody keeps objects frozen
-                gc.freeze()
-                gc.unfreeze()
-            gc.enable()
 
 
 def faster_within(limit: int | None) -> Callable[[Candidate, Candidate], bool]:
