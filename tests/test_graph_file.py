@@ -15,7 +15,7 @@ import recompile
 from recompile.annotation import annotate
 from recompile.joint import Budget, JointGraph
 from recompile.planner import BY_NAME
-from recompile.report.explanation import module_path
+from recompile.report.rows import module_path
 from recompile.rules import source_line
 from tests.notation import CHAIN, H100, annotated, plan_text
 from tests.whole import models

@@ -12,7 +12,8 @@ from recompile.joint import Budget
 from recompile.options import Options
 from recompile.planner.finish import plan_from
 from recompile.report import planned
-from recompile.report.explanation import Exchange, Explanation, GraphReport, Turned, code_line, module_path
+from recompile.report.explanation import Exchange, Explanation, GraphReport, Turned
+from recompile.report.rows import code_line, module_path
 from recompile.report.text import MAX_ROWS, short_source
 from recompile.report.worth import exchanges_of, groups_of, reason_text
 from recompile.timeline import Timeline
@@ -219,6 +220,10 @@ def test_the_module_is_the_path_that_dynamo_recorded():
     for expected, stack in stacks.items():
         node.meta["nn_module_stack"] = stack
         assert module_path(node) == expected
+    node.meta["fwd_nn_module_stack"] = stacks["head"]  # in backward that of the op whose gradient is computed
+    assert module_path(node) == "net.layers.0"
+    del node.meta["nn_module_stack"]
+    assert module_path(node) == "head"
 
 
 # Several graphs

@@ -18,7 +18,8 @@ from recompile.occupancy import occupancy_of
 from recompile.options import Options
 from recompile.records import Record
 from recompile.replay import CPU, CUDA, ExternSizes
-from recompile.report.explanation import Explanation, report_graph
+from recompile.report.explanation import Explanation
+from recompile.report.rows import report_graph
 from recompile.step_memory import Given, Half, replay_step
 from recompile.timeline import Timeline
 from recompile.torch_private import Compilation

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import networkx
 
-from recompile.report.explanation import ValueRow, value_row
+from recompile.report.explanation import ValueRow
+from recompile.report.rows import value_row
 
 if TYPE_CHECKING:
     from recompile.joint import JointGraph

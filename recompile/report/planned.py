@@ -6,7 +6,8 @@ from recompile.hardware import Hardware
 from recompile.joint import Budget, JointGraph, Plan
 from recompile.occupancy import occupancy_of
 from recompile.options import Options
-from recompile.report.explanation import GraphReport, report_graph
+from recompile.report.explanation import GraphReport
+from recompile.report.rows import report_graph
 from recompile.report.worth import with_worth
 from recompile.timeline import Timeline
 

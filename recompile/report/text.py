@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from recompile.report.explanation import GraphReport, ValueRow, value_row
+from recompile.report.explanation import GraphReport, ValueRow
+from recompile.report.rows import value_row
 from recompile.units import format_bytes, format_flop, format_seconds
 
 if TYPE_CHECKING:
