@@ -195,7 +195,7 @@ def test_networkx_gets_the_edges_and_every_fact_as_plain_values():
         "op": "aten.mm.default", "shape": "4x8", "dtype": "float32", "side": "forward", "kind": "extern",
         "storage": "a", "size_bytes": 128, "flop": 512, "read_bytes": 128 + 256, "write_bytes": 128, "intensity": 1.0,
         "cannot_save": "", "cannot_recompute": "", "source": "", "module": "", "decision": "", "reason": "",
-        "again_seconds": 0.0, "code": "",
+        "again_seconds": 0.0, "code": "", "role": "",
     }  # fmt: skip
     attributes = dict(graph.nodes["a"])
     assert attributes.pop("seconds") == pytest.approx(512 / 3e12 + 2e-6)

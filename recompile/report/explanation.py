@@ -43,6 +43,7 @@ class ValueRow:
 
     ``code``: the line that made it. ``again_seconds``: what computing it again adds to the step, fusion considered.
     ``turned`` is found for one of the values that are alike in equal layers, and None for what was not looked at.
+    ``role``: what it is in words, "softmax" or "dropout mask", where the graph leaves no doubt.
     """
 
     name: str
@@ -68,6 +69,7 @@ class ValueRow:
     code: str = ""
     again_seconds: float = 0.0
     turned: Turned | None = None
+    role: str = ""
 
 
 class Moment(NamedTuple):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import networkx
 
 from recompile.report.explanation import ValueRow
+from recompile.report.roles import with_roles
 from recompile.report.rows import value_row
 
 if TYPE_CHECKING:
@@ -21,9 +22,8 @@ def joint_graph_to_networkx(joint: JointGraph) -> networkx.DiGraph:
     """One vertex per node, named as in the fx graph; edges from a value to what reads it."""
     graph = networkx.DiGraph()
     nodes = joint.nodes
-    for node in nodes:
-        row = value_row(node, joint.notes[node], nodes)
-        graph.add_node(node.name, **vertex_attributes(row))
+    for row in with_roles([value_row(node, joint.notes[node], nodes) for node in nodes]):
+        graph.add_node(row.name, **vertex_attributes(row))
     graph.add_edges_from((argument.name, node.name) for node in nodes for argument in node.all_input_nodes)
     return graph
 

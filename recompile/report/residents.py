@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from html import escape
-
 from recompile.report.explanation import GraphReport, PeakReport, ValueRow
 from recompile.report.layers import Fold, place_of
 from recompile.report.tables import MODEL_ITSELF, code, code_of, role_text, shape_text, short_op, source_of
@@ -69,7 +67,7 @@ def resident(use: str, group: list[tuple[ValueRow, int]], live_bytes: int) -> st
     name = first.name if first.kind == "input" else short_op(first.op)
     return (
         f'<li><span class="what"><i class="{use}"></i>{times}{code(name)} '
-        f"<code>{escape(shape_text(first))}</code>{role_text(first)}</span><b>{format_bytes(size)}</b>"
+        f"{code(shape_text(first))}{role_text(first)}</span><b>{format_bytes(size)}</b>"
         f'<span class="where">{USE_NAMES[use]} · {code(fold.module) or MODEL_ITSELF} '
         f'{source_of(first.source)}{code_of(first)}</span><span class="share">{share:.0%}</span>'
         f'<span class="bar"><span class="{use}" style="width:{min(share, 1):.1%}"></span></span></li>'

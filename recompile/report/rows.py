@@ -11,6 +11,7 @@ import torch.fx as fx
 from recompile.joint import Annotation, Choice, JointGraph, Plan
 from recompile.occupancy import Occupancy, Use
 from recompile.report.explanation import GraphReport, Moment, PeakReport, ValueRow
+from recompile.report.roles import with_roles
 from recompile.rules import source_line
 from recompile.timeline import Simulation
 
@@ -43,7 +44,7 @@ def report_graph(
         ended_by="",
         sizes=sizes,
         limits=limits,
-        values=rows,
+        values=with_roles(rows),
         timeline=moments_of(nodes, simulation, occupancy),
         peaks=tuple(
             PeakReport(

@@ -267,7 +267,7 @@ def value_item(fold: Fold, figure: str) -> str:
     where = " · ".join(part for part in (code(fold.first.module), source_of(fold.first.source)) if part)
     reason = fold.first.reason
     return (
-        f"<li><span>{code(fold.first.name)}{role_text(fold.first)} <code>{escape(shape_text(fold.first))}</code></span>"
+        f"<li><span>{code(fold.first.name)}{role_text(fold.first)} {code(shape_text(fold.first))}</span>"
         f"<b>{times}{figure}</b><small>{where}{code_of(fold.first)}</small>"
         f"<em>{escape(f'{reason[:1].upper()}{reason[1:]}')}.</em></li>"
     )

@@ -10,25 +10,12 @@ from typing import Any
 
 from recompile.report.explanation import GraphReport, ValueRow
 from recompile.report.layers import Fold, folds_of
+from recompile.report.roles import dtype_text, role_of, short_op
 from recompile.report.text import price_figure, short_source
 from recompile.units import format_bytes, format_flop, format_seconds
 
 ROWS_SHOWN = 25  # of a table before "show all"
 MODEL_ITSELF = "the model itself"  # what computes a value outside of all its modules
-# As fx prints them.
-SHORT_DTYPES = {
-    "float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16", "int64": "i64", "int32": "i32",
-    "int16": "i16", "int8": "i8", "uint8": "u8", "bool": "b8", "complex64": "c64", "complex128": "c128",
-}  # fmt: skip
-# What ops do, where their names do not say it; ``{dtype}`` is that of their result.
-ROLES = {
-    "addmm": "matmul plus bias", "mm": "matmul", "bmm": "batched matmul", "baddbmm": "batched matmul plus input",
-    "convert_element_type": "cast to {dtype}", "_to_copy": "cast to {dtype}", "clone": "copy in another layout",
-    "inductor_random": "random numbers", "inductor_seeds": "random seeds", "inductor_lookup_seed": "a random seed",
-    "gt": "comparison: >", "ge": "comparison: ≥", "lt": "comparison: <", "le": "comparison: ≤", "ne": "comparison: ≠",
-    "eq": "comparison: =", "amax": "maximum", "where": "choice by a mask", "full": "a constant", "iota": "0, 1, 2, …",
-    "getitem": "one of several results", "rsqrt": "1/√", "native_layer_norm": "layer norm",
-}  # fmt: skip
 # Reasons that name another value: those of one rule are told apart by nothing else.
 NAMES_ANOTHER = re.compile(r"^(a (?:view|cast) of) \w+")
 IS_NO_LIMIT = ("a view of ", "several outputs", "an input of the graph")
@@ -106,21 +93,10 @@ def source_of(source: str) -> str:
     return f'<span title="{escape(source)}">{shown}</span>' if source else ""
 
 
-def short_op(op: str) -> str:
-    """``addmm`` for ``aten.addmm.default``; the namespace stays where it is none of PyTorch's."""
-    parts = op.split(".")
-    if len(parts) != 3:
-        return op
-    return parts[1] if parts[0] in ("aten", "prims") else f"{parts[0]}.{parts[1]}"
-
-
 def shape_text(row: ValueRow) -> str:
-    return "×".join(row.shape) or "scalar"
-
-
-def role_of(row: ValueRow) -> str:
-    """What the op does, in words; "" where its name says it."""
-    return ROLES.get(short_op(row.op), "").format(dtype=SHORT_DTYPES.get(row.dtype, row.dtype))
+    """``2×2048×1024``; "" for what is no tensor: the results of an op stand in its role."""
+    is_several = row.dtype in ("tuple", "list")
+    return "" if is_several else "×".join(row.shape) or "scalar"
 
 
 def role_text(row: ValueRow) -> str:
@@ -137,7 +113,7 @@ def op_and_shape(row: ValueRow) -> str:
     """``bf16 2×2048×1024``, with the op where the name does not say it."""
     op = short_op(row.op)
     shown = [] if row.name.startswith(op) else [op]
-    return " ".join([*shown, SHORT_DTYPES.get(row.dtype, row.dtype), shape_text(row)])
+    return " ".join(part for part in (*shown, dtype_text(row), shape_text(row)) if part)
 
 
 def place_cell(fold: Fold) -> str:
