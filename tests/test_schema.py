@@ -9,7 +9,7 @@ import pytest
 from recompile.chip import chip_for
 from recompile.footprint import Footprint
 from recompile.gpu import Kernel, Program
-from recompile.report.explanation import SCHEMA_VERSION, Exchange, Explanation, Moment
+from recompile.report.explanation import SCHEMA_VERSION, Exchange, Explanation, LayerTurned, Moment, Turned
 from tests.test_report import report_of
 
 DOC = Path(__file__).parent.parent / "docs/report-schema.md"
@@ -22,7 +22,11 @@ def data():
     kernel = Kernel("k", "forward", False, ("aten.mm.default",), 1, 1, 1.0, 1, 0, 0.0)
     program = Program(chip_for("h100"), (kernel,), 1, 1, 1, 1, "", "")
     footprint = Footprint(1, 1, 1, 1, 1, 1, 1, 1, 1)
-    graph = replace(report_of(budget=0.0), exchanges=(Exchange("blocks.*", 5, 4, 0.0, 0),))
+    graph = replace(
+        report_of(budget=0.0),
+        layers_turned=(LayerTurned("blocks.*", 5, 4, Turned(0.0, 0, 0, 0)),),
+        exchanges=(Exchange("blocks.*", 5, 4, 0.0, 0),),
+    )
     return Explanation((graph,), ("a note",), footprint=footprint, program=program).to_json()
 
 

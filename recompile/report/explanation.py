@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from recompile.gpu import Program
     from recompile.tradeoff import Frontier
 
-SCHEMA_VERSION = 6  # of records and of to_json(): docs/report-schema.md
+SCHEMA_VERSION = 7  # of records and of to_json(): docs/report-schema.md
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,16 @@ class Turned:
     flop: int  # computed again
     saved_bytes: int
     peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTurned:
+    """What would change if one layer alone were decided as an equal one is, by simulation."""
+
+    stem: str  # "blocks.*"
+    layer: int
+    like: int
+    turned: Turned
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +135,8 @@ class GraphReport:
     peaks: tuple[PeakReport, ...]  # forward's and backward's
     frontier: tuple[FrontierPoint, ...]  # plans met while this one was sought, the smallest first; () for some planners
     baselines: tuple[tuple[str, FrontierPoint], ...] = ()  # by planner, without a budget; () for some planners
+    limit_bytes: int | None = None  # what the planner was given: of a budget in bytes a margin is held back
+    layers_turned: tuple[LayerTurned, ...] = ()  # a layer of every treatment beside one of the most frequent
     exchanges: tuple[Exchange, ...] = ()  # a layer of every treatment with the nearest one of the most frequent
     program_bytes: int | None = None  # peak of the programs that Inductor emitted, replayed; None: not looked at
 
@@ -150,6 +162,9 @@ class GraphReport:
             "peaks": tuple(peaks),
             "frontier": tuple(FrontierPoint(**point) for point in data["frontier"]),
             "baselines": tuple((name, FrontierPoint(**point)) for name, point in data["baselines"]),
+            "layers_turned": tuple(
+                LayerTurned(**{**layer, "turned": Turned(**layer["turned"])}) for layer in data["layers_turned"]
+            ),
             "exchanges": tuple(Exchange(**exchange) for exchange in data["exchanges"]),
             "sizes": tuple(data["sizes"]),
             "limits": tuple(map(tuple, data["limits"])),
