@@ -9,9 +9,11 @@ import pytest
 from recompile.report.charts import AGAIN, KEPT, Frame, layers_chart, left_or_right, ticks, timeline_chart, unit_for
 from recompile.report.explanation import Exchange, Explanation, PeakReport, Turned
 from recompile.report.html import explanation_html, headline
+from recompile.report.layer_text import exchange_text
 from recompile.report.layers import Fold, folds_of, layers_of, place_of, ranges_text, treatments_of
+from recompile.report.layers_section import again_figures, again_list, main_values, seconds_text
 from recompile.report.residents import RESIDENTS_SHOWN, residents_list
-from recompile.report.sections import again_figures, again_list, exchange_text, main_values, moments_json
+from recompile.report.sections import moments_json
 from recompile.report.tables import (
     ADDS,
     FLOP,
@@ -243,7 +245,7 @@ def test_what_is_computed_again_is_ranked_by_what_it_adds_to_the_step(kept):
         replace(row, name="m", op="aten.addmm.default", decision="recomputed", again_seconds=4e-5, seconds=1e-5),
         replace(row, name="p", op="aten.mul.Tensor", decision="recomputed", again_seconds=1e-6, seconds=9e-5),
     ]
-    shown = main_values(rows[::-1], lambda fold: fold.again_seconds, again_figures)
+    shown = main_values(rows[::-1], lambda fold: fold.again_seconds, again_figures, seconds_text)
     assert shown.index("addmm") < shown.index("mul")
     assert "40.0 us" in shown
     assert work_text(rows) == "2 ops, 1.28 kFLOP, 41.0 us"

@@ -11,7 +11,8 @@ from recompile.report import planned
 from recompile.report.explanation import Turned
 from recompile.report.layer_worth import with_layers_worth
 from recompile.report.turning import Decided
-from recompile.report.worth import groups_of, reason_text
+from recompile.report.worth import groups_of
+from recompile.report.worth_text import reason_text
 from recompile.timeline import Timeline
 from tests.notation import H100, annotated
 from tests.test_planners import residual_chain

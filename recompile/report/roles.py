@@ -103,8 +103,13 @@ def told_role(row: ValueRow, around: Neighbours, roles: Mapping[str, str]) -> st
 
 
 def is_dropout_mask(row: ValueRow, inputs: Sequence[ValueRow], around: Neighbours) -> bool:
-    """Random numbers beside a constant, by which something is multiplied."""
-    is_random = len(inputs) == 1 and short_op(inputs[0].op) == "inductor_random"
+    """Random numbers, cast or not, beside a constant, by which something is multiplied."""
+    if len(inputs) != 1:
+        return False
+    made = inputs[0]
+    while short_op(made.op) in CASTS:
+        made = around.inputs(made)[0]
+    is_random = short_op(made.op) == "inductor_random"
     return is_random and any(short_op(reader.op) == "mul" for reader in around.readers(row))
 
 

@@ -1,0 +1,113 @@
+"""What the report says of whole layers: sentences that say why, and what single figures do not add up to."""
+
+from dataclasses import replace
+
+import pytest
+
+from recompile.report.explanation import Explanation, LayerTurned, Turned
+from recompile.report.html import explanation_html
+from recompile.report.layer_text import layer_texts
+from recompile.report.layers import layers_of, treatments_of
+from recompile.report.layers_section import bytes_text, intro, kept_figures, main_values, overlap_text
+from recompile.tradeoff import FrontierPoint
+from tests.test_html import layered, parsed
+from tests.test_report import report_of
+
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def kept():
+    return report_of(planner="save_all")
+
+
+def deep(kept, *turned, limit_bytes=2**30):
+    """Six layers of which the first two keep their value, in a plan of 1000 MiB under a budget of 1 GiB."""
+    graph = replace(layered(kept, range(6)), peak_bytes=1000 * MIB, budget_bytes=2**30, limit_bytes=limit_bytes)
+    return replace(graph, layers_turned=turned)
+
+
+def texts(graph):
+    treatments = treatments_of(layers_of(graph))
+    return [layer_texts(graph, treatment, treatments) for treatment in treatments]
+
+
+def test_a_layer_decided_as_others_are_is_why_it_is_as_it_is(kept):
+    less = LayerTurned("blocks.*", 1, 2, Turned(4e-4, 10**9, -400 * MIB, -400 * MIB))
+    more = LayerTurned("blocks.*", 2, 1, Turned(-4e-4, -(10**9), 400 * MIB, 400 * MIB))
+    assert texts(deep(kept, less, more)) == [
+        ["Decided as layers 2–5 are, each would keep 400.00 MiB less, and the step take 400.0 us longer: 1 us per MiB. "
+         "It would fit."],
+        ["Decided as layers 0–1 are, each would keep 400.00 MiB more, and the step take 400.0 us shorter: 1 us per "
+         "MiB. It would not fit: the peak would be 1.37 GiB, over the budget."],
+        [],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("turned", "expected"),
+    [
+        (Turned(-4e-4, 0, MIB, MIB), "the step take 400.0 us shorter: 400 us per MiB. It would fit: the search did not "
+         "find this."),
+        (Turned(-4e-4, 0, -MIB, -MIB), "each would keep 1.00 MiB less, and the step take 400.0 us shorter. It would "
+         "fit: the search did not find this."),
+        (Turned(0.0, 0, 0, 0), "each would keep as much, and the step take as long. It would fit."),
+        (Turned(1e-4, 0, -MIB, 100 * MIB), "It would not fit: the peak would be 1.07 GiB, over the budget (rebuilding "
+         "it needs more at the peak than keeping it)."),
+    ],
+)  # fmt: skip
+def test_what_would_fit_and_be_faster_was_not_found_and_a_peak_that_rises_says_why(kept, turned, expected):
+    (text,) = texts(deep(kept, LayerTurned("blocks.*", 1, 2, turned)))[0]
+    assert text.endswith(expected)
+    (text,) = texts(deep(kept, LayerTurned("blocks.*", 1, 2, turned), limit_bytes=None))[0]
+    assert "fit" not in text  # there is nothing to fit into
+
+
+def test_what_single_decisions_sum_up_to_is_said_where_the_layer_does_something_else(kept):
+    """Two values of a layer that spare 300 us each, and 400 together."""
+    graph = deep(kept, LayerTurned("blocks.*", 1, 2, Turned(4e-4, 0, -2 * MIB, -2 * MIB)))
+    turned = Turned(3e-4, 0, -MIB, -MIB)
+    rows = [replace(row, turned=turned) if row.module else row for row in graph.values]
+    twins = [replace(row, name=f"{row.name}_twin", op="aten.sin.default") for row in rows if row.module]
+    (text,) = texts(replace(graph, values=(*rows, *twins)))[0]
+    assert text.endswith(
+        "One by one these 2 decisions sum up to 600.0 us longer: the values share work, so the layer counts."
+    )
+    alone = replace(graph, values=(*rows, *(replace(row, turned=Turned(1e-4, 0, -MIB, -MIB)) for row in twins)))
+    assert "One by one" not in texts(alone)[0][0]  # 300 and 100 are 400
+
+
+def test_whole_layers_stand_in_the_open_and_single_values_are_folded_away(kept):
+    graph = deep(kept, LayerTurned("blocks.*", 1, 2, Turned(4e-4, 0, -MIB, -MIB)))
+    text = explanation_html(Explanation((graph,)))
+    parsed(text)
+    assert text.index("<ul class=whole><li>Decided as layers 2–5 are") < text.index("<summary>value by value</summary>")
+
+
+def test_the_search_is_said_to_compare_plans_where_there_was_one(kept):
+    assert "do not add up, since values of a layer share work" in intro(kept)
+    assert "The search" not in intro(kept)
+    met = replace(deep(kept), frontier=(FrontierPoint(1, 1.0, 1, 1),))
+    assert "takes the fastest that fits the budget." in intro(met)
+    assert "takes the fastest of them." in intro(replace(met, limit_bytes=None))
+
+
+def test_times_of_single_ops_are_beside_what_the_plan_costs_over_keeping_everything(kept):
+    rows = [replace(row, decision="recomputed", again_seconds=2e-6) if row.name == "e" else row for row in kept.values]
+    graph = replace(kept, values=tuple(rows), step_seconds=2e-5)
+    faster = replace(graph, baselines=(("save_all", FrontierPoint(1, 1.9e-5, 1, 0)),))
+    assert "computed again adds 2.0 us; the step takes 1.0 us longer than with everything kept" in overlap_text(faster)
+    assert "ops share kernels" in overlap_text(faster)
+    slower = replace(graph, baselines=(("save_all", FrontierPoint(1, 2.1e-5, 1, 0)),))
+    assert "the step takes 1.0 us shorter than" in overlap_text(slower)
+    as_much = replace(graph, baselines=(("save_all", FrontierPoint(1, 1.8e-5, 1, 0)),))
+    assert [overlap_text(graph), overlap_text(as_much), overlap_text(kept)] == ["", "", ""]
+
+
+def test_what_is_not_named_is_counted_with_its_bytes(kept):
+    ops = ("exp", "sin", "cos", "tan", "neg")
+    rows = [
+        replace(kept.saved[-1], name=op, op=f"aten.{op}.default", size_bytes=MIB * (5 - k)) for k, op in enumerate(ops)
+    ]
+    shown = main_values(rows, lambda fold: fold.size_bytes, kept_figures, bytes_text)
+    assert "tan" not in shown and "and 2 smaller ones: 3.00 MiB" in shown
