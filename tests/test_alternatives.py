@@ -34,7 +34,9 @@ def test_this_plan_is_a_row_of_the_trade_off_and_a_step_of_the_stairs(kept):
     assert text.count("<tr class=this>") == 1
     row = text[text.index("<tr class=this>") :].partition("</tr>")[0]
     assert "this plan" in row and "512 B" in row and "100.0%" in row  # over the fastest
-    assert "PyTorch&#x27;s own choice" in text and "everything kept" in text
+    assert "PyTorch&#x27;s choice" in text and "everything kept" in text
+    assert "<code>memory_budget=&quot;518B&quot;</code>" in row  # 512 and 1 %
+    assert "<code>planner=&quot;save_all&quot;</code>" in text
     met = replace(graph, frontier=(*graph.frontier[:1], FrontierPoint(512, 2e-5, 128, 0), *graph.frontier[1:]))
     assert frontier_rows(met).count("512 B") == 1
 

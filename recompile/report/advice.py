@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from recompile.joint import FrontierPoint
-from recompile.report.alternatives import budget_text, next_smaller
+from recompile.report.budget_advice import (
+    Advice,
+    a_larger_budget,
+    a_smaller_budget,
+    missed_decisions,
+    no_budget_needed,
+)
 from recompile.report.explanation import GraphReport, ValueRow
-from recompile.report.text import share_above, short_source
 from recompile.report.written_out import written_out
-from recompile.units import format_bytes, format_seconds
+from recompile.units import format_bytes
 
 if TYPE_CHECKING:
     from recompile.report.explanation import Explanation
@@ -30,22 +33,13 @@ PICKS_A_CLASS = ("aten.gather.default", "aten.nll_loss_forward.default", "aten.n
 OPAQUE = ("a custom op (", "a higher-order op (")
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """``seen`` is a sentence, ``do`` another. ``source``: file and line, "" where there is none."""
-
-    seen: str
-    do: str
-    source: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.seen}{f' ({short_source(self.source)})' if self.source else ''} {self.do}"
-
-
 def advice_for(explanation: Explanation) -> list[Advice]:
     """Advice on all graphs, the weightiest kind first, each once."""
-    rules = (graph_break, class_scores, attention_scores, opaque_ops, at_the_floor, a_smaller_budget)
-    found = [advice for rule in rules for graph in explanation.graphs for advice in rule(graph)]
+    causes = (graph_break, class_scores, attention_scores, opaque_ops, at_the_floor)
+    found = [advice for rule in causes for graph in explanation.graphs for advice in rule(graph)]
+    found += no_budget_needed(explanation)
+    budgets = (a_smaller_budget, a_larger_budget, missed_decisions)
+    found += [advice for rule in budgets for graph in explanation.graphs for advice in rule(graph)]
     return list(dict.fromkeys(found))
 
 
@@ -103,28 +97,6 @@ def attention_scores(graph: GraphReport) -> Iterator[Advice]:
         "torch.nn.functional.scaled_dot_product_attention computes the same in fused kernels that keep none of them "
         '(transformers: attn_implementation="sdpa").',
         softmax.source,
-    )
-
-
-def a_smaller_budget(graph: GraphReport) -> Iterator[Advice]:
-    """How to ask for less, where something less was met."""
-    smaller = next_smaller(graph)
-    if smaller is None:
-        return
-    smallest = graph.frontier[0]
-    least = ""
-    if smallest is not smaller:
-        least = f"; the smallest that was met is {format_bytes(smallest.peak_bytes)}, {slower_text(graph, smallest)}"
-    yield Advice(
-        f"A smaller peak can be had: {format_bytes(smaller.peak_bytes)}, "
-        f"{format_bytes(graph.peak_bytes - smaller.peak_bytes)} less, {slower_text(graph, smaller)}{least}.",
-        f"Ask for it: {budget_text(smaller.peak_bytes)}.",
-    )
-
-
-def slower_text(graph: GraphReport, point: FrontierPoint) -> str:
-    return (
-        f"in a step of {format_seconds(point.step_seconds)}, {share_above(point.step_seconds, graph.step_seconds)} more"
     )
 
 

@@ -8,30 +8,26 @@ from html import escape
 
 from recompile.decide import budget_bytes_for
 from recompile.joint import FrontierPoint
-from recompile.report.charts import NARROW, WIDE, frontier_chart
+from recompile.report.charts import BASELINES, NARROW, WIDE, frontier_chart
 from recompile.report.explanation import GraphReport
 from recompile.report.tables import Column, table
 from recompile.report.text import share_above
 from recompile.units import format_bytes, format_flop, format_seconds
 
-# What other planners do, for people.
-BASELINES = {
-    "stock": "PyTorch's own choice", "save_all": "everything kept", "full": "whole blocks computed again",
-}  # fmt: skip
-
-
 TABLE_TEXT = (
     "Plans without a name were met by the search; none of them beats another in both peak and time. Those with one are "
-    "what could be done without a budget."
+    "what could be done without a budget, by the option planner. A memory_budget is rounded up, and lets the plan of "
+    "its row through with what is held back for what the prediction misses."
 )
 
 
 @dataclass(frozen=True)
 class NamedPoint:
-    """A row of the trade-off: a plan that was met has no name."""
+    """A row of the trade-off: a plan that was met has no name. ``planner``: of those that need no budget."""
 
     name: str
     point: FrontierPoint
+    planner: str = ""
 
 
 def points_with(graph: GraphReport) -> list[FrontierPoint]:
@@ -58,7 +54,7 @@ def is_this(graph: GraphReport, point: FrontierPoint) -> bool:
 def named_points(graph: GraphReport) -> list[NamedPoint]:
     """This plan, those that were met, and what other planners would do without a budget."""
     met = [NamedPoint("", point) for point in graph.frontier if not is_this(graph, point)]
-    others = [NamedPoint(BASELINES.get(name, name), point) for name, point in graph.baselines]
+    others = [NamedPoint(BASELINES.get(name, name), point, name) for name, point in graph.baselines]
     return [NamedPoint("this plan", this_point(graph)), *met, *others]
 
 
@@ -68,6 +64,7 @@ def frontier_rows(graph: GraphReport) -> str:
     fastest = min(row.point.step_seconds for row in rows)
     columns = (
         Column("plan", lambda r: f"<b>{escape(r.name)}</b>" if r.name else "", css="plan"),
+        Column("to ask for it", asked_cell, css="asked"),
         Column("peak", lambda r: format_bytes(r.point.peak_bytes), lambda r: r.point.peak_bytes, "key"),
         Column("step", lambda r: format_seconds(r.point.step_seconds), lambda r: r.point.step_seconds, "key"),
         Column("over fastest", lambda r: share_above(r.point.step_seconds, fastest), lambda r: r.point.step_seconds),
@@ -80,7 +77,13 @@ def frontier_rows(graph: GraphReport) -> str:
         ),
     )
     caption = f"This plan among {len(rows) - 1} others"
-    return table(caption, columns, rows, 1, lambda row: "this" if row.name == "this plan" else "")
+    return table(caption, columns, rows, 2, lambda row: "this" if row.name == "this plan" else "")
+
+
+def asked_cell(row: NamedPoint) -> str:
+    """The option that gives the plan."""
+    option = f'planner="{row.planner}"' if row.planner else budget_text(row.point.peak_bytes)
+    return f"<code>{escape(option)}</code>"
 
 
 def frontier_section(graph: GraphReport) -> str:
@@ -110,12 +113,22 @@ def next_smaller(graph: GraphReport) -> FrontierPoint | None:
     return smaller[-1] if smaller else None
 
 
+def next_faster(graph: GraphReport) -> FrontierPoint | None:
+    """The smallest of the plans that were met with a shorter step."""
+    return next((point for point in graph.frontier if point.step_seconds < graph.step_seconds), None)
+
+
 def budget_text(peak_bytes: int) -> str:
-    """The budget that admits a plan of this predicted peak, as an option: ``memory_budget="4.22GiB"``, rounded up."""
+    """The budget that admits a plan of this predicted peak, as an option: ``memory_budget="4.22GiB"``."""
+    return f'memory_budget="{budget_figure(peak_bytes)}"'
+
+
+def budget_figure(peak_bytes: int) -> str:
+    """The same without the option's name, rounded up: ``4.22GiB``."""
     unit = format_bytes(budget_bytes_for(peak_bytes)).split(" ")[1]
     scale = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}[unit]
     hundredths = math.ceil(100 * budget_bytes_for(peak_bytes) / scale)
-    return f'memory_budget="{hundredths // 100 if unit == "B" else hundredths / 100}{unit}"'
+    return f"{hundredths // 100 if unit == 'B' else hundredths / 100}{unit}"
 
 
 def next_steps(graph: GraphReport) -> str:
@@ -124,11 +137,11 @@ def next_steps(graph: GraphReport) -> str:
     smaller = next_smaller(graph)
     if smaller is not None:
         said.append(f"The next smaller plan: {step_text(graph, smaller)} ({budget_text(smaller.peak_bytes)}).")
-    larger = [point for point in graph.frontier if point.step_seconds < graph.step_seconds]
-    if larger:
-        said.append(f"The next faster one: {step_text(graph, larger[0])} ({budget_text(larger[0].peak_bytes)}).")
-    if len(larger) > 1:
-        said.append(f"The fastest: {step_text(graph, larger[-1])}.")
+    faster = next_faster(graph)
+    if faster is not None:
+        said.append(f"The next faster one: {step_text(graph, faster)} ({budget_text(faster.peak_bytes)}).")
+        if graph.frontier[-1] is not faster:
+            said.append(f"The fastest: {step_text(graph, graph.frontier[-1])}.")
     return " ".join(said) or "No plan was met that is smaller or faster."
 
 

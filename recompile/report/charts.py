@@ -332,7 +332,8 @@ def frontier_chart(graph: GraphReport, points: Sequence[FrontierPoint], width: i
     return svg(frame, "Trade-off between peak memory and time", text, parts, kind)
 
 
-BASELINES = {"stock": "PyTorch", "save_all": "all kept", "full": "blocks again"}
+# What other planners do, in words for charts and tables.
+BASELINES = {"stock": "PyTorch's choice", "save_all": "everything kept", "full": "whole blocks again"}
 
 
 def baseline_marks(graph: GraphReport, frame: Frame) -> list[str]:
