@@ -91,7 +91,7 @@ def layered(kept, numbers, name="blocks.{}.mlp", is_kept=lambda k: k < 2):
 def test_the_file_is_well_formed_and_names_no_resource(kept, rebuilt):
     for explanation in (Explanation((rebuilt,)), two_graphs(kept), Explanation(())):
         text = explanation_html(explanation)
-        assert parsed(text).resources == ["data:,"]
+        assert parsed(text).resources == ["data:,", "#reading"]
         assert not re.search(r"https?://|@import|url\(", text)
 
 
@@ -105,7 +105,7 @@ def test_nothing_of_the_users_becomes_markup(rebuilt):
         ),
     )  # fmt: skip
     text = explanation_html(Explanation((hostile,), (HOSTILE,)))
-    assert parsed(text).resources == ["data:,"]
+    assert parsed(text).resources == ["data:,", "#reading"]
     assert "<script>alert" not in text and "<img" not in text
     assert "&lt;/script&gt;" in text
 
@@ -263,7 +263,9 @@ def test_values_alive_at_a_peak_are_apart_by_line_and_every_use_is_named(kept):
     assert text.count("kept for backward · the model itself") == RESIDENTS_SHOWN
     assert "gradient · the model itself" in text
     assert "800 B kept for backward · 1 B gradients" in text
-    assert "1 more of one kind" in text
+    assert "and 1 smaller one<" in text and "&lt; 1%" in text
+    tiny = residents_list(replace(kept, values=(*rows, small)), replace(peak, live_bytes=80100))
+    assert "gradient ·" not in tiny and "and 7 smaller ones, of 7 kinds" in tiny  # of two bytes nobody wants a row
 
 
 def test_refusals_leave_out_views_and_inputs_and_fold_reasons_that_name_others(kept):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from recompile.hardware import named_hardware
 from recompile.report.advice import advice_for
+from recompile.report.glossary import reading
 from recompile.report.sections import graph_section
 from recompile.report.tables import source_of
 from recompile.report.text import share_above
@@ -25,30 +26,7 @@ if TYPE_CHECKING:
     from recompile.tradeoff import Frontier
 
 FOLDER = Path(__file__).parent
-TERMS = (
-    (
-        "peak",
-        "The most bytes alive at once in forward and backward, over what is allocated when forward starts: kept "
-        "values, temporaries, outputs and gradients. Parameters, optimizer state and the batch are not in it.",
-    ),
-    ("kept", "Handed from forward to backward. Inputs and parameters are allocated anyway and not counted."),
-    (
-        "computed again",
-        "Run in forward and a second time in backward. What only backward needs runs once and is not in it. Its time "
-        "is what it adds to the step: little for an op that runs inside of a kernel that waits for memory.",
-    ),
-    (
-        "reason",
-        "What would change if this value alone were decided the other way, by a simulation of the whole step; done for "
-        "one of the values that are alike in equal layers. A value that spares little by itself may be kept beside "
-        "others that are of use only together.",
-    ),
-    ("us per MiB", "Time that a value spares for each MiB that it takes. The dearest values are worth keeping first."),
-    ("FLOP/B", "Arithmetic intensity: operations per byte moved. What is low is cheap to compute again."),
-    ("block boundary", "A value that all later layers pass through: kept, each layer is rebuilt from it alone."),
-    ("plans met", "Plans that the search tried on its way to this one and that no other beats in both peak and time."),
-    ("no plan can be here", "A proven bound within the model of the step that plans are chosen by."),
-)
+SAME_SHARE = 1e-3  # of a time: what differs by less is called the same
 
 
 def explanation_html(explanation: Explanation, frontier: Frontier | None = None) -> str:
@@ -106,7 +84,8 @@ def header(explanation: Explanation) -> str:
         f'<header><p class="eyebrow">recompile · {escape(" · ".join(facts))}</p>'
         f"<h1>{escape(text[0].upper() + text[1:])}</h1>"
         "<p>Bytes are over what is allocated when forward starts: parameters, optimizer state and the batch are there "
-        "already. All figures are predicted by a model of the step; nothing was measured.</p>"
+        "already. All figures are predicted by a model of the step; nothing was measured. Words are explained "
+        '<a href="#reading">at the end</a>.</p>'
         f"{f'<ul class=notes>{notes}</ul>' if notes else ''}{tiles(explanation)}</header>"
     )
 
@@ -138,15 +117,24 @@ def tiles(explanation: Explanation) -> str:
 
 
 def training_tile(explanation: Explanation) -> tuple[str, str, list[str], str]:
-    """All that training takes of the GPU: what runs out."""
+    """All that training takes of the GPU, which is what runs out, and what it would take with everything kept."""
     total = explanation.footprint.total_bytes
     hardware = named_hardware().get(explanation.graphs[0].hardware)
+    everything = dict(explanation.graphs[0].baselines).get("save_all") if len(explanation.graphs) == 1 else None
     facts = ["parameters, optimizer and CUDA included: listed at the end"]
+    if everything is not None:
+        all_kept = explanation.footprint.with_step(everything.peak_bytes).total_bytes
+        fits = "" if hardware is None else f": {fit_text(all_kept, hardware.memory_bytes)}"
+        facts.append(f"{format_bytes(all_kept)} with everything kept{fits}")
     if hardware is None:
         return "all that training takes", format_bytes(total), facts, ""
     share = total / hardware.memory_bytes
     text = f"{share:.1%} of {format_bytes(hardware.memory_bytes)}"
     return "all that training takes", format_bytes(total), facts, bar_of(share, text)
+
+
+def fit_text(total_bytes: int, memory_bytes: int) -> str:
+    return "needs no budget to fit" if total_bytes <= memory_bytes else "more than there is"
 
 
 def again_facts(explanation: Explanation) -> list[str]:
@@ -155,7 +143,7 @@ def again_facts(explanation: Explanation) -> list[str]:
     num = f"{sum(len(graph.recomputed) for graph in graphs)} ops, in backward"
     if not total:
         return [num]
-    return [num, f"+{explanation.recompute_flops / total:.1%} over the {format_flop(total)} of a step without it"]
+    return [num, f"+{explanation.recompute_flops / total:.1%} FLOP over the {format_flop(total)} of a step without it"]
 
 
 def step_facts(explanation: Explanation) -> list[str]:
@@ -165,17 +153,20 @@ def step_facts(explanation: Explanation) -> list[str]:
     fastest = [min((p.step_seconds for p in graph.frontier), default=None) for graph in graphs]
     if None not in fastest:
         share = share_above(seconds, sum(fastest))
-        facts.append(f"+{share} over the fastest plan found, {format_seconds(sum(fastest))}")
+        facts.append(f"+{share} time over the fastest plan found, {format_seconds(sum(fastest))}")
     everything = [dict(graph.baselines).get("save_all") for graph in graphs]
     if None not in everything:
         all_kept = sum(point.step_seconds for point in everything)
         change = seconds / all_kept - 1 if all_kept else 0.0
         peak = f" and {format_bytes(everything[0].peak_bytes)}" if len(graphs) == 1 else ""
-        facts.append(f"{change:+.1%} over everything kept, {format_seconds(all_kept)}{peak}")
+        why = ""
+        if None not in fastest and all_kept > (1 + SAME_SHARE) * sum(fastest):
+            why = " (slower than the fastest: it writes and reads what is cheap to compute again)"
+        facts.append(f"{change:+.1%} time over everything kept, {format_seconds(all_kept)}{peak}{why}")
     bound = explanation.lower_bound_seconds
     if bound is not None:
         best = f"none can be below {format_seconds(bound)}"
-        facts.append(f"at most {share_above(seconds, bound)} above the best possible: {best}")
+        facts.append(f"at most {share_above(seconds, bound)} more time than the best possible: {best}")
     return facts
 
 
@@ -210,7 +201,7 @@ def advice_section(explanation: Explanation) -> str:
     return f'<section class="advice"><h2>What you can do</h2><ul>{items}</ul></section>' if items else ""
 
 
-# All of training, and how to read it
+# All of training
 
 
 def whole_section(explanation: Explanation) -> str:
@@ -231,20 +222,29 @@ def whole_section(explanation: Explanation) -> str:
 
 
 def program_part(explanation: Explanation) -> str:
+    """Inductor's program beside the prediction, and which of them to trust."""
     program = explanation.program
     rows = [
         ("peak", format_bytes(explanation.peak_bytes), format_bytes(program.peak_bytes)),
         ("step", format_seconds(explanation.step_seconds), format_seconds(program.seconds)),
     ]
+    text = (
+        "The program was emitted for the GPU and not run. Its peak is a replay of its allocations: where the peaks "
+        "differ, trust that one. Its time is a sum over its kernels of a launch and the longer of their arithmetic and "
+        "their memory traffic."
+    )
+    spilled = sum(kernel.spilled_bytes for kernel in program.kernels)
+    hardware = named_hardware().get(explanation.graphs[0].hardware)
+    if spilled and hardware is not None and hardware.counts_spills:
+        with_spills = format_seconds(program.seconds_with_spills)
+        rows.append(("step, all traffic counted", format_seconds(explanation.step_seconds), with_spills))
+        text += (
+            f" Inductor does not count the {format_bytes(spilled)} that kernels over long rows write for themselves "
+            "and read again. This report's time has them, and so has the last row: trust these two."
+        )
     body = "".join(f'<tr><th scope="row">{n}</th><td class=num>{a}</td><td class=num>{b}</td></tr>' for n, a, b in rows)
     return (
         f"<div><h3>Beside Inductor's program for {escape(program.chip.device_name)}</h3><table class=plain>"
         f"<tr><td></td><th scope=col class=num>this report</th><th scope=col class=num>its program</th></tr>"
-        f"{body}</table><p class=small>The program was emitted for the GPU and not run: its peak is a replay of its "
-        "allocations, its time the sum of its kernels' rooflines.</p></div>"
+        f"{body}</table><p class=small>{text}</p></div>"
     )
-
-
-def reading() -> str:
-    items = "".join(f"<dt>{term}</dt><dd>{text}</dd>" for term, text in TERMS)
-    return f'<section><details class="reading"><summary>How to read this</summary><dl>{items}</dl></details></section>'

@@ -8,7 +8,8 @@ from recompile.report.tables import MODEL_ITSELF, code, code_of, role_text, shap
 from recompile.units import format_bytes
 
 RESIDENTS_SHOWN = 6
-LEAST_SHARE_SHOWN = 0.01  # of a peak, for a group of values that is named; the largest of each use is named anyway
+# Of a peak, for a group of values that is named; and for the largest of each use, which is named before others.
+LEAST_SHARE_SHOWN, LEAST_SHARE_OF_A_USE = 0.01, 0.001
 USE_NAMES = {
     "saved": "kept for backward",
     "rebuilt": "computed again",
@@ -29,16 +30,19 @@ def residents_list(graph: GraphReport, peak: PeakReport) -> str:
         row = rows[name]
         groups.setdefault((use, row.op, row.shape, row.source, place_of(row.module).folded), []).append((row, size))
     ordered = sorted(groups.items(), key=lambda item: -sum(size for _, size in item[1]))
-    least, named = LEAST_SHARE_SHOWN * peak.live_bytes, set()
+    named = set()
     shown, rest = [], []
     for (use, *_), group in ordered:
-        is_large = len(shown) < RESIDENTS_SHOWN and sum(size for _, size in group) >= least
-        (shown if is_large or use not in named else rest).append((use, group))
+        share = sum(size for _, size in group) / (peak.live_bytes or 1)
+        is_large = len(shown) < RESIDENTS_SHOWN and share >= LEAST_SHARE_SHOWN
+        is_named = is_large or (use not in named and share >= LEAST_SHARE_OF_A_USE)
+        (shown if is_named else rest).append((use, group))
         named.add(use)
     items = [resident(use, group, peak.live_bytes) for use, group in shown]
     if rest:
         count, size = sum(len(group) for _, group in rest), sum(size for _, group in rest for _, size in group)
-        text = f"{count} more values, in {len(rest)} groups" if len(rest) > 1 else f"{count} more of one kind"
+        kinds = f", of {len(rest)} kinds" if len(rest) > 1 else ""
+        text = f"and {count} smaller {'ones' if count > 1 else 'one'}{kinds}"
         items.append(f'<li class="more"><span>{text}</span><b>{format_bytes(size)}</b></li>')
     if peak.shared_bytes > 0:
         text = "written in place over values that die there"
@@ -69,6 +73,10 @@ def resident(use: str, group: list[tuple[ValueRow, int]], live_bytes: int) -> st
         f'<li><span class="what"><i class="{use}"></i>{times}{code(name)} '
         f"{code(shape_text(first))}{role_text(first)}</span><b>{format_bytes(size)}</b>"
         f'<span class="where">{USE_NAMES[use]} · {code(fold.module) or MODEL_ITSELF} '
-        f'{source_of(first.source)}{code_of(first)}</span><span class="share">{share:.0%}</span>'
+        f'{source_of(first.source)}{code_of(first)}</span><span class="share">{share_text(share)}</span>'
         f'<span class="bar"><span class="{use}" style="width:{min(share, 1):.1%}"></span></span></li>'
     )
+
+
+def share_text(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.005 else "&lt; 1%"

@@ -31,7 +31,7 @@ VALUES_TEXT = (
     "arithmetic intensity, operations per byte moved: what is low is cheap to compute again.</p>"
 )
 PLANNERS = {
-    "mincut": "minimum cuts at every price of memory, simulated; the fastest that fits",
+    "mincut": "proposes plans by minimum cuts, simulates them, takes the fastest that fits",
     "stock": "PyTorch's own choice",
     "save_all": "keeps everything",
     "full": "computes whole blocks again",
@@ -52,7 +52,7 @@ def about(graph: GraphReport, is_one_of_several: bool) -> str:
     asked = "" if graph.budget.isdigit() else f"{graph.budget} = "
     budget = graph.budget if graph.budget_bytes is None else f"{asked}{format_bytes(graph.budget_bytes)}"
     planner = f"{graph.planner} ({PLANNERS[graph.planner]})" if graph.planner in PLANNERS else graph.planner
-    facts = [f"Budget {budget}; planner {planner}; times are for {graph.hardware}."]
+    facts = [f"Budget {budget}{margin_text(graph)}; planner {planner}; times are for {graph.hardware}."]
     if graph.lower_bound_seconds is not None and is_one_of_several:
         text = bound_text(graph)
         facts.append(f"{text[0].upper()}{text[1:]}.")
@@ -63,6 +63,13 @@ def about(graph: GraphReport, is_one_of_several: bool) -> str:
     if graph.ended_by:
         facts.append(f"Ends at a graph break: {graph.ended_by}.")
     return f'<p class="about">{escape(" ".join(facts))}</p>'
+
+
+def margin_text(graph: GraphReport) -> str:
+    """What of a budget is held back."""
+    if not graph.budget_bytes or graph.limit_bytes is None or graph.limit_bytes >= graph.budget_bytes:
+        return ""
+    return f", of which {1 - graph.limit_bytes / graph.budget_bytes:.1%} is held back for what the prediction misses"
 
 
 def memory_section(graph: GraphReport) -> str:
