@@ -8,8 +8,9 @@ from html import escape
 
 from recompile.decide import budget_bytes_for
 from recompile.joint import FrontierPoint
-from recompile.report.charts import BASELINES, NARROW, WIDE, frontier_chart
+from recompile.report.charts import NARROW, WIDE
 from recompile.report.explanation import GraphReport
+from recompile.report.frontier_chart import BASELINES, frontier_chart
 from recompile.report.tables import Column, table
 from recompile.report.text import share_above
 from recompile.units import format_bytes, format_flop, format_seconds

@@ -1,4 +1,4 @@
-"""Charts as SVG text, made for one width each so that text stays readable: live memory, layers, and the frontier.
+"""Charts as SVG text, made for one width each so that text stays readable: live memory and layers.
 
 Colours are classes that report.css gives values to, so that one chart serves light and dark.
 """
@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from recompile.joint import FrontierPoint
 from recompile.report.explanation import GraphReport, Moment
-from recompile.report.layers import Layer
+from recompile.report.layers import Layer, stem_text
 from recompile.units import format_bytes, format_flop, format_seconds
 
 BYTE_UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
@@ -244,6 +243,26 @@ def figure_of(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}" if value >= 1 else f"{value:.2g}"
 
 
+def figures_of(values: Sequence[float], slot: float) -> list[str]:
+    """What stands above bars that are ``slot`` px apart: in three digits where all have room, else in whole numbers,
+    else where a bar is not as the one before it and nothing is in the way.
+    """
+    exact = [figure_of(value) if value else "" for value in values]
+    if all(len(text) * FIGURE_CHARACTER <= slot for text in exact):
+        return exact
+    rounded = [f"{value:.0f}" if value >= 1 else "<1" if value else "" for value in values]
+    if all(len(text) * FIGURE_CHARACTER <= slot for text in rounded):
+        return rounded
+    shown, end = [], -math.inf
+    for k, text in enumerate(rounded):
+        half = len(text) * FIGURE_CHARACTER / 2
+        is_new = k == 0 or text != rounded[k - 1]
+        has_room = (k + 0.5) * slot - half >= end
+        shown.append(text if is_new and has_room else "")
+        end = (k + 0.5) * slot + half if shown[-1] else end
+    return shown
+
+
 KEPT = Measure("kept", "saved", lambda layer: layer.kept_bytes, BYTE_UNITS, format_bytes)
 AGAIN = Measure("computed again", "rebuilt", lambda layer: layer.again_flop, FLOP_UNITS, format_flop)
 
@@ -267,106 +286,19 @@ def layers_chart(layers: Sequence[Layer], measure: Measure, width: int, height: 
     every = math.ceil(len(layers) * 22 / (width - frame.left - frame.right))
     slot = frame.x(1) - frame.x(0)
     bar = max(1.0, min(28.0, 0.7 * slot))
-    has_figures = all(len(figure_of(value / size)) * FIGURE_CHARACTER <= slot for value in values)
+    figures = figures_of([value / size for value in values], slot)
     for k, (layer, value) in enumerate(zip(layers, values, strict=True)):
         middle, y = frame.x(k + 0.5), min(frame.y(value), frame.floor - LEAST_BAR if value else frame.floor)
-        figure = figure_of(value / size)
         what = f"{layer.stem.replace('*', str(layer.number))}: {measure.text(value)} {measure.name}"
         parts.append(
             f'<rect class="{measure.css}" x="{middle - bar / 2:.1f}" y="{y:.1f}" width="{bar:.1f}" '
             f'height="{frame.floor - y:.1f}"><title>{escape(what)}</title></rect>'
         )
-        if value and has_figures:
-            parts.append(label(middle, y - 4, figure, "middle", "figure"))
+        if figures[k]:
+            parts.append(label(middle, y - 4, figures[k], "middle", "figure halo"))
         if k % every == 0:
             parts.append(label(middle, frame.floor + 16, str(layer.number), "middle"))
     parts.append(line(frame.left, frame.floor, width - frame.right, frame.floor, "axis"))
-    parts.append(label(width - frame.right, height - 4, f"layer * of {layers[0].stem}", "end", "unit"))
+    parts.append(label(width - frame.right, height - 4, f"layer of {stem_text(layers[0].stem)}", "end", "unit"))
     text = f"{len(layers)} layers, at most {measure.text(max(values))} in one."
     return svg(frame, f"{measure.name} per layer", text, parts, kind)
-
-
-# The frontier
-
-
-def frontier_chart(graph: GraphReport, points: Sequence[FrontierPoint], width: int, height: int, kind: str) -> str:
-    """Step time against peak: the plans that were met, this one, the budget, and what no plan reaches."""
-    drawn = [*points, *(point for _, point in graph.baselines)]
-    peaks = [point.peak_bytes for point in drawn] + [graph.peak_bytes]
-    times = [point.step_seconds for point in drawn] + [graph.step_seconds]
-    bounds = [(point.peak_bytes, point.lower_bound_seconds) for point in points if point.lower_bound_seconds]
-    lowest = min([*times, *(seconds for _, seconds in bounds)])
-    room = 0.08 * (max(times) - lowest or max(times))
-    floor = graph.floor_bound_bytes or min(peaks)
-    frame = Frame(
-        width,
-        height,
-        52,
-        16,
-        56,
-        42,
-        (0.92 * min(floor, *peaks), 1.04 * max(peaks)),
-        (lowest - room, max(times) + room),
-    )
-    parts = unreachable(graph, frame, bounds)
-    parts += axes(frame, BYTE_UNITS, SECOND_UNITS, "peak of the step", "time of the step")
-    steps = [f"M{frame.x(points[0].peak_bytes):.1f},{frame.y(points[0].step_seconds):.1f}"] if points else []
-    steps += [f"H{frame.x(point.peak_bytes):.1f}V{frame.y(point.step_seconds):.1f}" for point in points[1:]]
-    parts.append(f'<path class="stairs" d="{"".join(steps)}"/>')
-    for point in points:
-        what = f"{format_bytes(point.peak_bytes)}, {format_seconds(point.step_seconds)}"
-        parts.append(
-            f'<circle class="met" cx="{frame.x(point.peak_bytes):.1f}" cy="{frame.y(point.step_seconds):.1f}" r="3.5">'
-            f"<title>{what}</title></circle>"
-        )
-    parts += baseline_marks(graph, frame)
-    if graph.budget_bytes is not None and frame.x_range[0] <= graph.budget_bytes <= frame.x_range[1]:
-        x = frame.x(graph.budget_bytes)
-        parts += [line(x, frame.top, x, frame.floor, "budget")]
-        parts += [label(*beside(x, frame, "budget"), css="budget-text")]
-    x, y = frame.x(graph.peak_bytes), frame.y(graph.step_seconds)
-    parts.append(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="6"/>')
-    text = f"this plan: {format_bytes(graph.peak_bytes)}, {format_seconds(graph.step_seconds)}"
-    at, anchor = left_or_right(x, frame, text, wants_left=False)
-    parts += [line(x, 22, x, y - 6, "lead"), label(at, 16, text, anchor, "strong halo")]  # above all that is drawn
-    return svg(frame, "Trade-off between peak memory and time", text, parts, kind)
-
-
-# What other planners do, in words for charts and tables.
-BASELINES = {"stock": "PyTorch's choice", "save_all": "everything kept", "full": "whole blocks again"}
-
-
-def baseline_marks(graph: GraphReport, frame: Frame) -> list[str]:
-    """What other planners would do without a budget: a square with a name, above it or where that is cut below it."""
-    parts = []
-    for name, point in graph.baselines:
-        x, y, text = frame.x(point.peak_bytes), frame.y(point.step_seconds), BASELINES.get(name, name)
-        half = len(text) * CHARACTER / 2
-        middle = min(max(x, frame.left + half), frame.width - half)
-        parts.append(f'<rect class="base" x="{x - 3.5:.1f}" y="{y - 3.5:.1f}" width="7" height="7"/>')
-        parts.append(label(middle, y - 9, text, "middle", "halo unit"))
-    return parts
-
-
-def beside(x: float, frame: Frame, text: str) -> tuple[float, float, str, str]:
-    """Where a name stands that belongs to a vertical line: right of it if there is room."""
-    fits = x + 8 + len(text) * CHARACTER < frame.width - frame.right
-    return (x + 5 if fits else x - 5), frame.top + 12, text, "start" if fits else "end"
-
-
-def unreachable(graph: GraphReport, frame: Frame, bounds: Sequence[tuple[int, float]]) -> list[str]:
-    """The areas left of the smallest possible peak, and below the shortest possible time."""
-    parts, right = [], frame.width - frame.right
-    start = float(frame.left)
-    if graph.floor_bound_bytes:
-        start = min(max(frame.x(graph.floor_bound_bytes), start), right)
-        parts.append(
-            f'<rect class="barred" x="{frame.left}" y="{frame.top}" width="{start - frame.left:.1f}" '
-            f'height="{frame.floor - frame.top}"/>'
-        )
-    if bounds:
-        edge = [f"{start:.1f},{frame.floor}", f"{start:.1f},{frame.y(bounds[0][1]):.1f}"]
-        edge += [f"{frame.x(peak):.1f},{frame.y(seconds):.1f}" for peak, seconds in bounds]
-        edge += [f"{right:.1f},{frame.y(bounds[-1][1]):.1f}", f"{right:.1f},{frame.floor}"]
-        parts.append(f'<polygon class="barred" points="{" ".join(edge)}"/>')
-    return parts

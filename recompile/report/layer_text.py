@@ -7,18 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from recompile.report.explanation import Exchange, GraphReport, LayerTurned, Turned, ValueRow
-from recompile.report.layers import Treatment, likeness, place_of, ranges_text
+from recompile.report.layers import Treatment, likeness, place_of, ranges_text, stem_text
 from recompile.report.worth_text import EQUAL_S, NEEDS_MORE, over_text, us_per_mib_text
 from recompile.units import format_bytes, format_seconds
 
 SAME_SHARE = 1e-3  # of the step's time or peak: what differs by less is called the same
 # Single values that come to within this share of what the layer does say the same as it.
 ADDS_UP_SHARE = 0.1
-
-
-def stem_text(stem: str) -> str:
-    """``blocks`` for ``blocks.*``."""
-    return stem.removesuffix("*").rstrip(".") or "layers"
 
 
 def layer_texts(graph: GraphReport, treatment: Treatment, treatments: Sequence[Treatment]) -> list[str]:

@@ -34,6 +34,11 @@ def place_of(module: str) -> Place:
     return Place(".".join([*parts[:at], ANY_LAYER]), int(parts[at]), ".".join(parts[at + 1 :]))
 
 
+def stem_text(stem: str) -> str:
+    """``blocks`` for ``blocks.*``."""
+    return stem.removesuffix(ANY_LAYER).rstrip(".") or "layers"
+
+
 @dataclass(frozen=True)
 class Fold:
     """Rows that are alike in different layers, or several times in one."""

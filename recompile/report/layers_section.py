@@ -8,8 +8,18 @@ from typing import Any
 
 from recompile.report.charts import AGAIN, HALF, KEPT, NARROW, layers_chart
 from recompile.report.explanation import GraphReport, ValueRow
-from recompile.report.layer_text import exchange_text, layer_texts, stem_text
-from recompile.report.layers import Fold, Layer, Treatment, folds_of, layers_of, place_of, ranges_text, treatments_of
+from recompile.report.layer_text import exchange_text, layer_texts
+from recompile.report.layers import (
+    Fold,
+    Layer,
+    Treatment,
+    folds_of,
+    layers_of,
+    place_of,
+    ranges_text,
+    stem_text,
+    treatments_of,
+)
 from recompile.report.tables import (
     code,
     code_of,

@@ -1,4 +1,4 @@
-// Sorting, filtering and "show all" of tables; the tooltip of the timeline. Without script everything can be read.
+// Sorting, filtering and "show all" of tables; the tooltip of the timeline; the link to the words. Without script everything can be read.
 "use strict";
 
 const NAMES = ["kept for backward", "gradients", "computed again", "outputs and temporaries"];
@@ -96,3 +96,6 @@ function setUpTimeline(box) {
 
 document.querySelectorAll(".table").forEach(setUpTable);
 document.querySelectorAll(".timeline").forEach(setUpTimeline);
+document.querySelector('a[href="#reading"]').addEventListener("click", () => {
+  document.querySelector(".reading").open = true;
+});
