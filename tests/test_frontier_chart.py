@@ -7,7 +7,7 @@ import pytest
 
 from recompile.report.alternatives import frontier_rows, points_with
 from recompile.report.charts import Frame
-from recompile.report.frontier_chart import BASELINES, Box, around, frontier_chart, room_for
+from recompile.report.frontier_chart import BASELINES, STAIRS, UPRIGHT, Box, around, frontier_chart, room_for
 from recompile.tradeoff import FrontierPoint
 from tests.test_report import report_of
 
@@ -22,9 +22,14 @@ def kept():
 def test_a_name_stands_above_its_mark_and_elsewhere_where_that_is_taken():
     free = room_for(200.0, 150.0, 80.0, FRAME, [around(200.0, 150.0, 4)])
     assert free == Box(160.0, 130.0, 240.0, 144.0)
-    below = room_for(200.0, 150.0, 80.0, FRAME, [around(200.0, 150.0, 4), around(190.0, 138.0, 4)])
+    aside = room_for(200.0, 150.0, 80.0, FRAME, [around(200.0, 150.0, 4), around(190.0, 138.0, 4)])
+    assert aside == Box(200.0, 130.0, 280.0, 144.0)
+    below = room_for(200.0, 150.0, 80.0, FRAME, [around(200.0, 150.0, 4), Box(0.0, 60.0, 340.0, 144.5)])
     assert below.top > 150.0
-    assert not below.meets(around(190.0, 138.0, 4))
+    line, stairs = Box(210.0, 56.0, 211.0, 258.0, UPRIGHT), Box(100.0, 137.0, 200.0, 138.0, STAIRS)
+    assert room_for(200.0, 150.0, 80.0, FRAME, [around(200.0, 150.0, 4), line]).right <= 210
+    crossed = room_for(200.0, 150.0, 300.0, FRAME, [around(200.0, 150.0, 4), line, stairs])
+    assert crossed.left < 210 < crossed.right and not crossed.meets(stairs)  # too wide for anything but crossing a line
     corner = room_for(338.0, 57.0, 80.0, FRAME, [around(338.0, 57.0, 4)])
     assert corner.right <= 340 and corner.top >= 56  # inside of the chart
 

@@ -37,7 +37,7 @@ def test_a_layer_decided_as_others_are_is_why_it_is_as_it_is(kept):
     more = LayerTurned("blocks.*", 2, 1, Turned(-4e-4, -(10**9), 400 * MIB, 400 * MIB))
     assert texts(deep(kept, less, more)) == [
         ["Decided as layers 2–5 are, each would keep 400.00 MiB less, and the step take 400.0 us longer: 1 us per MiB. "
-         "It would fit."],
+         "It would fit, but is slower."],
         ["Decided as layers 0–1 are, each would keep 400.00 MiB more, and the step take 400.0 us shorter: 1 us per "
          "MiB. It would not fit: the peak would be 1.37 GiB, over the budget."],
         [],
@@ -71,10 +71,11 @@ def test_what_single_decisions_sum_up_to_is_said_where_the_layer_does_something_
     twins = [replace(row, name=f"{row.name}_twin", op="aten.sin.default") for row in rows if row.module]
     (text,) = texts(replace(graph, values=(*rows, *twins)))[0]
     assert text.endswith(
-        "One by one these 2 decisions sum up to 600.0 us longer: the values share work, so the layer counts."
+        "Changed one by one, the 2 values that differ would make it 600.0 us longer in sum, since values share work: "
+        "the layer as a whole is what counts."
     )
     alone = replace(graph, values=(*rows, *(replace(row, turned=Turned(1e-4, 0, -MIB, -MIB)) for row in twins)))
-    assert "One by one" not in texts(alone)[0][0]  # 300 and 100 are 400
+    assert "one by one" not in texts(alone)[0][0]  # 300 and 100 are 400
 
 
 def test_whole_layers_stand_in_the_open_and_single_values_are_folded_away(kept):

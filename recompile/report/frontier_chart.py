@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from recompile.joint import FrontierPoint
 from recompile.report.charts import (
@@ -22,10 +23,10 @@ from recompile.units import format_bytes, format_seconds
 
 # What other planners do, in words for charts and tables.
 BASELINES = {"stock": "PyTorch's choice", "save_all": "everything kept", "full": "whole blocks again"}
-
-
 LINE = 14  # px: the height of a line of text
+SHIFTS = (0.0, -0.25, 0.25, -0.5, 0.5)  # of a name's width to the side, above and below its mark
 GAPS = (6, 16, 30, 48)  # px between a mark and its name, the nearest first
+MARK, UPRIGHT, STAIRS = 100, 10, 1  # how bad it is to cover a mark or a name, a vertical line, the line of the plans
 NEAR = 12  # px: a name farther away than this has a line to its mark
 
 
@@ -61,15 +62,24 @@ def frontier_chart(graph: GraphReport, points: Sequence[FrontierPoint], width: i
         )
     x, y = frame.x(graph.peak_bytes), frame.y(graph.step_seconds)
     taken = [around(frame.x(point.peak_bytes), frame.y(point.step_seconds), 4) for point in points]
-    taken.append(around(x, y, 7))
+    taken += [around(x, y, 7), Box(x, 0, x + 1, y, UPRIGHT), *stairs_boxes(points, frame)]
     if graph.budget_bytes is not None and frame.x_range[0] <= graph.budget_bytes <= frame.x_range[1]:
         parts += budget_mark(graph.budget_bytes, frame, taken)
-    parts += baseline_marks(graph, frame, taken)
     parts.append(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="6"/>')
     text = f"this plan: {format_bytes(graph.peak_bytes)}, {format_seconds(graph.step_seconds)}"
     at, anchor = left_or_right(x, frame, text, wants_left=False)
     parts += [line(x, 22, x, y - 6, "lead"), label(at, 16, text, anchor, "strong halo")]  # above all that is drawn
+    parts += baseline_marks(graph, frame, taken)  # over the lines that they may have to cross
     return svg(frame, "Trade-off between peak memory and time", text, parts, kind)
+
+
+def stairs_boxes(points: Sequence[FrontierPoint], frame: Frame) -> list[Box]:
+    """Where the line runs that leads from plan to plan: over to the next, then down."""
+    places = [(frame.x(point.peak_bytes), frame.y(point.step_seconds)) for point in points]
+    found = []
+    for (x0, y0), (x1, y1) in pairwise(places):
+        found += [Box(x0, y0, x1, y0 + 1, STAIRS), Box(x1, y0, x1 + 1, y1, STAIRS)]
+    return found
 
 
 def budget_mark(budget_bytes: int, frame: Frame, taken: list[Box]) -> list[str]:
@@ -77,19 +87,20 @@ def budget_mark(budget_bytes: int, frame: Frame, taken: list[Box]) -> list[str]:
     x, width = frame.x(budget_bytes), len("budget") * CHARACTER
     fits = x + 8 + width < frame.width - frame.right
     left = x + 5 if fits else x - 5 - width
-    taken.append(Box(left, frame.top, left + width, frame.top + LINE))
+    taken += [Box(left, frame.top, left + width, frame.top + LINE), Box(x, frame.top, x + 1, frame.floor, UPRIGHT)]
     name = label(x + 5 if fits else x - 5, frame.top + 12, "budget", "start" if fits else "end", "budget-text")
     return [line(x, frame.top, x, frame.floor, "budget"), name]
 
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle in px that something is drawn in."""
+    """A rectangle in px that something is drawn in. ``weight``: how bad it is to cover it."""
 
     left: float
     top: float
     right: float
     bottom: float
+    weight: int = MARK
 
     def meets(self, other: Box) -> bool:
         return (
@@ -127,16 +138,16 @@ def room_for(x: float, y: float, width: float, frame: Frame, taken: Sequence[Box
     """
     found = []
     for gap in GAPS:
-        for middle, bottom in (
-            (x, y - gap), (x, y + gap + LINE), (x - width / 2 - gap, y - gap), (x + width / 2 + gap, y - gap),
-            (x - width / 2 - gap, y + LINE / 2), (x + width / 2 + gap, y + LINE / 2),
-            (x - width / 2 - gap, y + gap + LINE), (x + width / 2 + gap, y + gap + LINE),
+        beside = width / 2 + gap
+        for shift, bottom in (
+            *((shift * width, y - gap) for shift in SHIFTS), *((shift * width, y + gap + LINE) for shift in SHIFTS),
+            (-beside, y + LINE / 2), (beside, y + LINE / 2),
         ):  # fmt: skip
-            left = min(max(middle - width / 2, frame.left + 2), frame.width - width)
+            left = min(max(x + shift - width / 2, frame.left + 2), frame.width - width)
             box = Box(left, bottom - LINE, left + width, bottom)
             if frame.top <= box.top and box.bottom <= frame.floor:
                 found.append(box)
-    return min(found, key=lambda box: sum(box.meets(other) for other in taken))
+    return min(found, key=lambda box: sum(other.weight for other in taken if box.meets(other)))
 
 
 def unreachable(graph: GraphReport, frame: Frame, bounds: Sequence[tuple[int, float]]) -> list[str]:

@@ -58,8 +58,9 @@ def fit_sentence(graph: GraphReport, turned: Turned) -> str:
     if over:
         why = f" ({NEEDS_MORE})" if turned.saved_bytes < 0 else ""
         return f"It would not fit: {over}{why}."
-    is_better = turned.seconds < -EQUAL_S
-    return "It would fit: the search did not find this." if is_better else "It would fit."
+    if turned.seconds < -EQUAL_S:
+        return "It would fit: the search did not find this."
+    return "It would fit, but is slower." if turned.seconds > EQUAL_S else "It would fit."
 
 
 def sum_sentence(treatment: Treatment, other: Treatment, turned: Turned) -> str:
@@ -68,7 +69,10 @@ def sum_sentence(treatment: Treatment, other: Treatment, turned: Turned) -> str:
     if len(singles) < 2 or abs(sum(singles) - turned.seconds) <= max(EQUAL_S, ADDS_UP_SHARE * abs(turned.seconds)):
         return ""
     total = change(sum(singles), format_seconds, "longer", "shorter")
-    return f"One by one these {len(singles)} decisions sum up to {total}: the values share work, so the layer counts."
+    return (
+        f"Changed one by one, the {len(singles)} values that differ would make it {total} in sum, since values share "
+        "work: the layer as a whole is what counts."
+    )
 
 
 def differing(treatment: Treatment, other: Treatment) -> list[ValueRow]:
