@@ -46,8 +46,9 @@ CONTRASTS = """() => {
       const color = parse(isDrawn ? style.fill : style.color);
       found.push(["text", ratio(color, behind(element)), element.textContent.slice(0, 40)]);
     }
-    if (element.matches(".legend i:not(.barred)")) {
-      found.push(["area", ratio(parse(style.backgroundColor), behind(element.parentElement)), element.className]);
+    if (element.matches(".legend i")) {
+      const color = element.matches(".barred") ? style.borderTopColor : style.backgroundColor;
+      found.push(["area", ratio(parse(color), behind(element.parentElement)), element.className]);
     }
   }
   return found;
@@ -210,6 +211,22 @@ def test_no_text_of_a_chart_is_cut_off(opened, gpt):
     for width in (PHONE, DESKTOP):
         with visit(opened, gpt, width) as found:
             assert found.page.evaluate(beyond) == []
+
+
+def test_the_words_are_explained_at_the_end_of_a_link_in_the_first_lines(opened, gpt):
+    with visit(opened, gpt, PHONE) as found:
+        assert found.page.locator("#reading dt:visible").count() == 0
+        found.page.locator("header a", has_text="at the end").click()
+        assert found.page.locator("#reading dt:visible").count() > 10
+        assert found.page.evaluate("window.scrollY") > 2 * 900  # px: pages down
+
+
+def test_a_card_of_a_phone_says_what_the_sentence_in_it_is(opened, gpt):
+    """The heading of a reason stands before it, with a colon."""
+    with visit(opened, gpt, PHONE) as found:
+        heading = "(cell) => getComputedStyle(cell, '::before').content"
+        reason = found.page.locator(".table td.reason:visible").first
+        assert reason.evaluate(heading).replace('"', "").endswith(": ")
 
 
 def test_the_tooltip_says_what_runs_and_what_is_alive(opened, gpt):

@@ -23,7 +23,7 @@ from recompile.report.layer_text import exchange_text
 from recompile.report.layers import Fold, folds_of, layers_of, place_of, ranges_text, treatments_of
 from recompile.report.layers_section import again_figures, again_list, main_values, seconds_text
 from recompile.report.residents import RESIDENTS_SHOWN, residents_list
-from recompile.report.sections import moments_json
+from recompile.report.sections import about, moment_text, moments_json
 from recompile.report.tables import (
     ADDS,
     FLOP,
@@ -152,6 +152,24 @@ def test_both_peaks_are_marked_with_what_is_alive(kept):
         "<code>tangents_1</code>",
     ):
         assert shown in text or shown.replace("&#x27;", "'") in text or shown.replace("'", "&#x27;") in text, shown
+
+
+def test_a_peak_is_told_by_phase_module_and_time_and_the_largest_spike_too(kept):
+    """g2 is the fourth kernel, of 2 us each."""
+    rows = [replace(row, module="blocks.11.mlp") if row.name == "g2" else row for row in kept.values]
+    said = moment_text(replace(kept, values=tuple(rows)), 3)
+    assert said == (
+        "in backward of <code>blocks.11.mlp</code>, 6.0 us into the step, while <code>g2</code> (matmul) runs"
+    )
+    assert moment_text(kept, 0).startswith("in forward of the model itself, 0.0 us into the step, while <code>a</code>")
+    assert re.search(r"The largest: \d+ B, in backward of the model itself, ", explanation_html(Explanation((kept,))))
+
+
+def test_what_is_held_back_of_a_budget_is_said(kept):
+    graph = replace(kept, budget="1024", budget_bytes=1024, limit_bytes=1013)
+    assert "Budget 1.00 KiB, of which 1.1% is held back for what the prediction misses; planner" in about(graph, False)
+    assert "held back" not in about(replace(graph, limit_bytes=1024), False)
+    assert "held back" not in about(kept, False)
 
 
 def test_the_tooltip_has_an_entry_a_kernel(kept):
