@@ -61,7 +61,7 @@ def test_a_rebuilt_value_is_explained_by_what_keeping_it_would_spare_and_by_the_
         ("recomputed", Turned(-1.7e-4, -(10**9), 2**27, 2**27), "kept, it would spare 170.0 us and 1.00 GFLOP, for "
          "128.00 MiB: 1.3 us per MiB; the peak would be 1.12 GiB, over the budget less its margin"),
         ("recomputed", Turned(1.6e-4, -(10**9), 2**28, 2**28),
-         "slower if kept: the step would take 160.0 us longer, as 256.00 MiB would be written and read again"),
+         "slower if kept: the step would take 160.0 us longer, with 256.00 MiB to be written and read again"),
         ("recomputed", Turned(2e-6, 0, 8, 0), "slower if kept: the step would take 2.0 us longer"),
         ("recomputed", Turned(0.0, 0, 2, 2), "not worth its memory: kept, the step would take as long"),
         ("recomputed", None, "computing it again adds 3.0 us"),

@@ -36,7 +36,8 @@ TERMS = (
     (
         "slower if kept",
         "Ops that follow each other run in one kernel, which hands values on without storing them. A value that is "
-        "kept must be written to memory and read again, which can take longer than computing it again.",
+        "kept must be written to memory and read again, and may part such a kernel in two: that can take longer than "
+        "computing it again.",
     ),
     (
         "margin",

@@ -62,7 +62,7 @@ def rebuilt_text(row: ValueRow, graph: GraphReport) -> str:
 def moved_text(row: ValueRow) -> str:
     """Why keeping can take time: what fused kernels hand on in registers has to go through memory if it is kept."""
     is_fused = row.kind in ("pointwise", "reduction") and row.turned.saved_bytes >= LEAST_PRICED_BYTES
-    return f", as {format_bytes(row.turned.saved_bytes)} would be written and read again" if is_fused else ""
+    return f", with {format_bytes(row.turned.saved_bytes)} to be written and read again" if is_fused else ""
 
 
 def price_text(turned: Turned) -> str:
