@@ -18,7 +18,7 @@ from recompile.report.turning import Decided
 from recompile.report.worth_text import reason_text
 from recompile.timeline import Simulation, Timeline
 
-# Nodes that all these simulations visit together, those of layers included, a few percent of what planning does; the
+# Nodes that these simulations, and those of one layer alone, visit together: a few percent of what planning does; the
 # least number of them, of which single values get at least half.
 TURNS_WORK = 200_000
 LEAST_TURNS = 24
@@ -37,7 +37,7 @@ def with_worth(
     prices = {nodes[i].name: s for i, s in zip(network.candidates, network.recompute_seconds, strict=True)}
     plan = Decided(timeline, kept, simulation)
     turns, exchanges = with_layers_worth(graph, plan)
-    num_left = max(LEAST_TURNS, TURNS_WORK // max(1, len(nodes))) - len(turns) - len(exchanges)
+    num_left = max(LEAST_TURNS, TURNS_WORK // max(1, len(nodes))) - len(turns)
     turned = turned_values(graph, plan, max(LEAST_TURNS // 2, num_left))
     rows = []
     for row in graph.values:
