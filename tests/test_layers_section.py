@@ -71,11 +71,10 @@ def test_what_single_decisions_sum_up_to_is_said_where_the_layer_does_something_
     twins = [replace(row, name=f"{row.name}_twin", op="aten.sin.default") for row in rows if row.module]
     (text,) = texts(replace(graph, values=(*rows, *twins)))[0]
     assert text.endswith(
-        "Changed one by one, the 2 values that differ would make it 600.0 us longer in sum, since values share work: "
-        "the layer as a whole is what counts."
+        "One by one, the 2 values that differ make it 600.0 us longer in sum: they share work, so the layer counts."
     )
     alone = replace(graph, values=(*rows, *(replace(row, turned=Turned(1e-4, 0, -MIB, -MIB)) for row in twins)))
-    assert "one by one" not in texts(alone)[0][0]  # 300 and 100 are 400
+    assert "One by one" not in texts(alone)[0][0]  # 300 and 100 are 400
 
 
 def test_whole_layers_stand_in_the_open_and_single_values_are_folded_away(kept):

@@ -69,10 +69,8 @@ def sum_sentence(treatment: Treatment, other: Treatment, turned: Turned) -> str:
     if len(singles) < 2 or abs(sum(singles) - turned.seconds) <= max(EQUAL_S, ADDS_UP_SHARE * abs(turned.seconds)):
         return ""
     total = change(sum(singles), format_seconds, "longer", "shorter")
-    return (
-        f"Changed one by one, the {len(singles)} values that differ would make it {total} in sum, since values share "
-        "work: the layer as a whole is what counts."
-    )
+    num = len(singles)
+    return f"One by one, the {num} values that differ make it {total} in sum: they share work, so the layer counts."
 
 
 def differing(treatment: Treatment, other: Treatment) -> list[ValueRow]:
