@@ -9,9 +9,9 @@ from recompile.options import Options
 from recompile.planner.finish import plan_from
 from recompile.report import planned
 from recompile.report.explanation import Turned
-from recompile.report.layer_worth import with_layers_worth
+from recompile.report.layer_worth import layers_worth
 from recompile.report.turning import Decided
-from recompile.report.worth import groups_of
+from recompile.report.worth import groups_of, turned_values
 from recompile.report.worth_text import reason_text
 from recompile.timeline import Timeline
 from tests.notation import H100, annotated
@@ -130,7 +130,7 @@ def test_layers_that_are_treated_otherwise_are_exchanged_with_their_nearest_neig
     """Of four equal blocks the second does not keep its exponential: simulated as if it were the first instead."""
     report, plan = layered_chain("x1 x2 x3 r0 r2 r3")
     after = plan.timeline.simulate(indices_of(plan.timeline, "x1 x2 x3 r1 r2 r3"))
-    _, (found,) = with_layers_worth(report, plan)
+    _, (found,) = layers_worth(report, plan)
     assert (found.stem, found.layer, found.other) == ("blocks.*", 1, 0)
     assert found.seconds == after.step_seconds - plan.simulation.step_seconds
     assert found.peak_bytes == after.peak_bytes - plan.simulation.peak_bytes
@@ -139,11 +139,20 @@ def test_layers_that_are_treated_otherwise_are_exchanged_with_their_nearest_neig
 
 def test_a_layer_of_every_treatment_is_simulated_as_its_neighbour_is_decided_and_that_one_as_it_is():
     report, plan = layered_chain("x1 x2 x3 r0 r2 r3")
-    turns, _ = with_layers_worth(report, plan)
+    turns, _ = layers_worth(report, plan)
     assert [(turn.stem, turn.layer, turn.like) for turn in turns] == [("blocks.*", 1, 0), ("blocks.*", 0, 1)]
     for turn, names in zip(turns, ("x1 x2 x3 r0 r1 r2 r3", "x1 x2 x3 r2 r3"), strict=True):
         after = plan.timeline.simulate(indices_of(plan.timeline, names))
         assert turn.turned.seconds == after.step_seconds - plan.simulation.step_seconds
         assert turn.turned.saved_bytes == after.saved_bytes - plan.simulation.saved_bytes != 0
         assert turn.turned.peak_bytes == after.peak_bytes - plan.simulation.peak_bytes
-    assert with_layers_worth(*layered_chain("x1 x2 x3 r0 r1 r2 r3")) == ((), ())  # all alike
+    assert layers_worth(*layered_chain("x1 x2 x3 r0 r1 r2 r3")) == ((), ())  # all alike
+
+
+def test_no_more_values_are_simulated_than_are_left_and_layers_share_what_is_found():
+    report, plan = layered_chain("x1 x2 x3 r0 r2 r3")
+    looked_at = [turned_values(report, plan, num_left) for num_left in (0, 1, 1000)]
+    assert looked_at[0] == {}
+    assert len(set(map(id, looked_at[1].values()))) == 1
+    assert len(looked_at[1]) == 3  # what is largest of what is kept, in the three layers that keep it
+    assert len(set(map(id, looked_at[2].values()))) > 3

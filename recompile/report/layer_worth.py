@@ -17,7 +17,7 @@ from recompile.report.turning import Decided
 MOST_PAIRS = 4  # of one kind of layer: treatments that are compared with the most frequent one, three simulations each
 
 
-def with_layers_worth(graph: GraphReport, plan: Decided) -> tuple[tuple[LayerTurned, ...], tuple[Exchange, ...]]:
+def layers_worth(graph: GraphReport, plan: Decided) -> tuple[tuple[LayerTurned, ...], tuple[Exchange, ...]]:
     """For a layer of every treatment and the nearest one of the most frequent: each decided as the other is, and both
     at once.
     """

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from recompile.planner.network import cut_network
 from recompile.report.explanation import GraphReport, Turned, ValueRow
-from recompile.report.layer_worth import with_layers_worth
+from recompile.report.layer_worth import layers_worth
 from recompile.report.layers import layers_of, likeness, pattern_of, place_of
 from recompile.report.turning import Decided
 from recompile.report.worth_text import reason_text
@@ -36,7 +36,7 @@ def with_worth(
     nodes = timeline.flow.nodes
     prices = {nodes[i].name: s for i, s in zip(network.candidates, network.recompute_seconds, strict=True)}
     plan = Decided(timeline, kept, simulation)
-    turns, exchanges = with_layers_worth(graph, plan)
+    turns, exchanges = layers_worth(graph, plan)
     num_left = max(LEAST_TURNS, TURNS_WORK // max(1, len(nodes))) - len(turns)
     turned = turned_values(graph, plan, max(LEAST_TURNS // 2, num_left))
     rows = []
