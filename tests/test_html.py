@@ -110,7 +110,7 @@ def test_nothing_of_the_users_becomes_markup(rebuilt):
         rebuilt, ended_by=f"{HOSTILE}: {HOSTILE}", planner=HOSTILE, hardware=HOSTILE, budget=HOSTILE,
         values=tuple(
             replace(row, module=HOSTILE, source=f"{HOSTILE}:3", reason=HOSTILE, op=HOSTILE, dtype=HOSTILE,
-                    cannot_save=HOSTILE, shape=(HOSTILE,), code=HOSTILE)
+                    cannot_save=HOSTILE, shape=(HOSTILE,), code=HOSTILE, role=HOSTILE)
             for row in rebuilt.values
         ),
     )  # fmt: skip

@@ -23,7 +23,6 @@ from recompile.report.layers import (
 from recompile.report.tables import (
     code,
     code_of,
-    role_of,
     role_text,
     shape_text,
     short_op,
@@ -170,7 +169,7 @@ def main_values(
     for fold in folds[:MAIN_SHOWN]:
         times = f"{len(fold.rows)} × " if len(fold.rows) > 1 else ""
         place = source_of(fold.first.source) or code(place_of(fold.first.module).folded)
-        where = f" <small>{role_of(fold.first)}</small>" if role_of(fold.first) else ""
+        where = role_text(fold.first)
         where += f" at {place}" if place else ""
         items.append(f"<li>{times}{code(short_op(fold.first.op))}{where}{text(fold)}</li>")
     if folds[MAIN_SHOWN:]:
