@@ -7,13 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recompile.dataflow import dataflow_of
-from recompile.planner import variants
 from recompile.planner.library import Library, Piece
 from recompile.planner.mixture import fastest_mixture
-from recompile.planner.network import cut_network
 from recompile.planner.pool import Pool
 from recompile.planner.segments import segments_of
-from recompile.planner.variants import turned_plans, turns_of, varied_cuts
 from recompile.timeline import Timeline
 from tests.notation import H100, annotated
 
@@ -214,51 +211,6 @@ def test_segments_before_a_dear_one_take_the_small_piece():
     """The second segment needs all that there is; what the others keep is no matter to it."""
     small, fast, dear = piece(0, 0, 2.0, 10, 10), piece(1, 10, 1.0, 10, 10), piece(2, 10, 1.0, 20, 20)
     assert fastest_mixture([[small, fast], [dear], [small, fast]], [0, 0, 0], 20) == [small, dear, fast]
-
-
-# Turns
-
-
-def turned(segments, flow, turns, saved):
-    """The plans around one, by names; all in the notation of ``saved``: names with blanks between."""
-    index = {node.name: i for i, node in enumerate(flow.nodes)}
-    plans = turned_plans(segments, turns, frozenset(index[name] for name in saved.split()))
-    return [" ".join(flow.nodes[i].name for i in sorted(plan)) for plan in plans]
-
-
-def test_every_value_is_turned_once_in_equal_segments_that_are_treated_alike():
-    """Boundaries are left alone; a1 is kept besides, and a2, but not a3 in the equal layer."""
-    joint, flow, segments = cut_at(CHAIN, "e1", "e2", "e3")
-    turns = turns_of(cut_network(joint, flow, H100), segments)
-    assert turned(segments, flow, turns, "e1 e2 e3") == ["a1 e1 a2 e2 e3"]
-    assert turned(segments, flow, turns, "e1 e2 a3 e3") == ["a1 e1 a2 e2 e3"]  # a3, now treated otherwise, as well
-
-
-def test_cuts_settle_around_what_is_turned():
-    """As above with boundaries kept at any price; what a cut must not rebuild is saved though memory is dear."""
-    joint, flow, segments = cut_at(CHAIN, "e1", "e2", "e3")
-    network = cut_network(joint, flow, H100)
-    turns, base = turns_of(network, segments), network.saved_at(1.0, frozenset(segments.boundaries))
-    found = varied_cuts(network, segments, turns, 1.0, base)
-    assert [" ".join(flow.nodes[i].name for i in sorted(saved)) for saved in found] == ["e1 e2 e3"]
-
-
-def test_equal_segments_try_different_turns_in_the_same_plan():
-    """Two turns a segment: both in one plan where there are two segments of a kind, one after the other else."""
-    _, flow, segments = cut_at(CHAIN, "e1", "e2", "e3")
-    a1 = [node.name for node in flow.nodes].index("a1")
-    turns = {segments.kind[0]: [a1, a1 + 1], segments.kind[1]: [0, 1], segments.kind[3]: []}
-    assert turned(segments, flow, turns, "e1 e2 e3") == ["a1 e1 a2 e2", "e2 e3"]
-
-
-def test_the_largest_values_are_turned_first_and_the_least_never(monkeypatch):
-    """w is 4x8, n half of that; with a share of three quarters n is too small to be turned."""
-    joint, flow, segments = cut_at(WIDE_AND_NARROW)
-    network = cut_network(joint, flow, H100)
-    names = [[flow.nodes[offset].name for offset in turns_of(network, segments)[kind]] for kind in segments.kind]
-    assert names == [["wide", "narrow"]]
-    monkeypatch.setattr(variants, "SMALLEST_SHARE", 0.75)
-    assert [len(turns) for turns in turns_of(network, segments).values()] == [1]
 
 
 def test_a_copied_library_learns_alone():
