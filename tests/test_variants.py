@@ -63,7 +63,7 @@ def test_equal_segments_try_different_turns_in_the_same_plan():
 
 
 def test_the_largest_values_are_turned_first_and_the_least_never(monkeypatch):
-    """w is 4x8, n half of that; with a share of three quarters n is too small to be turned."""
+    """One is 4x8, one half of that; with a share of three quarters the lesser is too small to be turned."""
     joint, flow, segments = cut_at(WIDE_AND_NARROW)
     network = cut_network(joint, flow, H100)
     names = [[flow.nodes[offset].name for offset in turns_of(network, segments)[kind]] for kind in segments.kind]
