@@ -5,8 +5,9 @@ the peer's measured peak when the margin for the prediction is off, is compiled 
 weights, and steps of the two are timed in turns, so that whatever else the machine does slows both: the median of the
 ratios counts. The same graphs are planned for a GPU
 that is not here, where Inductor's own program has a peak and a roofline time (``recompile.gpu``). A peer that fails is
-a row that says so. Runs are kept in results/bench, one JSON file each, and not made again while their sources are the
-same; summaries are bench.md, bench.json and plots, of ``make bench`` in out, of ``make bench-full`` beside this file.
+a row that says so. Runs are kept in results/bench, one JSON file each: none is made again while the planner, changed
+or not, plans the same, and while what measures it and what makes its programs have not changed. Summaries are bench.md,
+bench.json and plots, of ``make bench`` in out, of ``make bench-full`` beside this file.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import functools
 import inspect
 import json
 import statistics
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -26,6 +28,7 @@ import torch
 from torch._functorch import config as functorch_config
 from torch._inductor.utils import fresh_cache
 
+import recompile.passes
 from benchmarks.aims import Subject
 from benchmarks.bench_text import draw, summary
 from benchmarks.models import RECIPES
@@ -61,6 +64,11 @@ NUM_PAIRS = 25  # steps of the peer and of ours, in turns
 QUICK_MODELS = ("llama", "gpt")
 FULL_MODELS = ("two-traversals", "experts", "resnet", "llama", "gpt", "vit", "bert", "t5")
 NONE = Way("recompile", 1.0)  # the model as it is
+# What makes a program of a plan.
+EMITTING_SOURCES = (
+    *Path(recompile.passes.__file__).parent.glob("*.py"), *Path(recompile.__file__).parent.glob("torch_private*.py"),
+    Path(recompile.__file__).parent / "backend.py",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -180,26 +188,48 @@ METHOD = (made, compiled, figures, seconds_of, in_child, run_of, in_turns, Targe
 
 
 class Comparison(Bench):
-    """Runs what is not in the store, as ``Bench`` does."""
+    """Runs what is not in the store, as ``Bench`` does, and what the planner, changed since, would plan otherwise."""
 
     def __init__(self, store: Store, child: Callable[[str, str, Any], Any]):
         super().__init__(store, child)
-        texts = sources(*MODEL_SOURCES, *MEASURING_SOURCES, HERE / "peers.py"), *map(inspect.getsource, METHOD)
-        self.method = fingerprint(*texts, NUM_PAIRS, NUM_MEASUREMENTS, NUM_TIMED_STEPS, torch.__version__)
+        texts = sources(*MODEL_SOURCES, *MEASURING_SOURCES, *EMITTING_SOURCES, HERE / "peers.py")
+        settings = NUM_PAIRS, NUM_MEASUREMENTS, NUM_TIMED_STEPS, torch.__version__
+        self.method = fingerprint(texts, *map(inspect.getsource, METHOD), *settings)
+        self.stamp = {"version": fingerprint(sources_hash(with_report=False), torch.__version__)}
 
     def record_of(self, name: str, peers: Sequence[Peer]) -> dict[str, Any]:
         """Everything about one model."""
         asked = [[peer.way.method, peer.way.budget, peer.is_rival] for peer in peers]
-        rows = []
+        rows, made_with = [], []
         for peer, arguments in zip(peers, asked, strict=True):
-            key = fingerprint(self.method, arguments, sources_hash(with_report=False) if peer.is_rival else "")
-            run = self.kept("run", f"{name}--{peer.way.label}", key, arguments)
-            shown = {part: run.get(part) for part in ("peer", "ours", "ratios")}
-            rows.append({**asdict(peer.way), **shown, "error": run.get("error")})
-        graphs = self.kept("graphs", f"{name}--graphs", fingerprint(self.method, self.version, asked), asked)
+            run = self.kept("run", f"{name}--{peer.way.label}", fingerprint(self.method, arguments), arguments)
+            shown = {part: run.get(part) for part in ("peer", "ours", "ratios", "error")}
+            rows.append({**asdict(peer.way), **shown})
+            made_with += [run["made_with"]] if "made_with" in run else []
+        graphs = self.kept("graphs", f"{name}--graphs", fingerprint(self.method, asked), asked)
         for row, graph in zip(rows, graphs.get("plans", [{"error": graphs.get("error")}] * len(rows)), strict=True):
             row["graph"] = graph
-        return {"model": name, "hardware": HARDWARE, "made_with": environment(), "rows": rows}
+        last = max(made_with, key=lambda made: made["date"], default=environment())
+        return {"model": name, "hardware": HARDWARE, "made_with": last, "rows": rows}
+
+    def kept(self, kind: str, name: str, key: str, arguments: Any) -> dict[str, Any]:
+        """As ``Bench.kept``; a result of other sources of ours counts only if the plan is the same today."""
+        found = self.store.load(name, key)
+        if found is not None and found["version"] != self.stamp["version"] and self.child is not not_run:
+            if kind == "run" and self.is_same_plan(name.partition("--")[0], found.get("ours")):
+                self.store.write(name, key, {**found, **self.stamp})
+            else:
+                self.store.path(name, key).unlink()
+        return super().kept(kind, name, key, arguments)
+
+    def is_same_plan(self, name: str, ours: dict[str, Any] | None) -> bool:
+        """Whether the planner still keeps the same values at our budget of a run; True where ours was not asked."""
+        if ours is None:
+            return True
+        try:
+            return self.child("plan", name, ours["budget"]).get("saved") == ours.get("saved")
+        except subprocess.CalledProcessError:  # the run will tell
+            return False
 
 
 def child(kind: str, name: str, arguments: Any) -> Any:
@@ -211,6 +241,8 @@ def child(kind: str, name: str, arguments: Any) -> Any:
 def task(kind: str, name: str, arguments: Any) -> Any:
     if kind == "graphs":
         return graphs_of(name, [peer_of(*asked) for asked in arguments])
+    if kind == "plan":
+        return planned(traced(name, NONE), Way("recompile", arguments))
     return run_of(name, peer_of(*arguments))
 
 

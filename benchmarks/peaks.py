@@ -270,7 +270,7 @@ class Bench:
     """Runs what is not in the store. ``child(task, model, arguments)`` runs a task, as ``in_child`` does."""
 
     def __init__(self, store: Store, child: Callable[[str, str, Any], Any]):
-        self.store, self.child = store, child
+        self.store, self.child, self.stamp = store, child, {}  # what goes with every result
         asked = SHARES, NUM_BETWEEN, BELOW_FLOOR, ALL_RATIOS, RIGHT_WITH_DROPOUT
         self.version = fingerprint(sources_hash(with_report=False), sources(*MODEL_SOURCES), asked, torch.__version__)
 
@@ -286,7 +286,8 @@ class Bench:
                 if self.child is not not_run:
                     note(f"{name} {arguments}: failed: {last}")
                 return {"error": last}
-            found = self.store.write(name, key, made if isinstance(made, dict) else {"plans": made})
+            result = made if isinstance(made, dict) else {"plans": made}
+            found = self.store.write(name, key, {**result, **self.stamp})
             note(f"{name} {arguments if arguments else ''}: {time.perf_counter() - started:.0f} s")
         return found
 

@@ -32,8 +32,11 @@ class Store:
             return None
 
     def write(self, name: str, key: str, result: dict[str, Any]) -> dict[str, Any]:
-        """Keep a result, whole or not at all, with the versions and the machine that it is from; returns it so."""
-        record = {**result, "made_with": environment()}
+        """Keep a result, whole or not at all, with the versions and the machine that it is from; returns it so.
+
+        A result that was kept before stays what it is from.
+        """
+        record = {"made_with": environment(), **result}
         self.folder.mkdir(parents=True, exist_ok=True)
         unfinished = self.path(name, key).with_suffix(f".{os.getpid()}.tmp")
         unfinished.write_text(json.dumps(record, indent=1) + "\n")

@@ -156,19 +156,22 @@ GRAPHS = [{"recompute_flop": 0}, BOTH]
 
 
 class Child:
-    """In place of processes; counts what it was asked. ``fails``: the methods that end with an error."""
+    """In place of processes; counts what it was asked. ``fails``: the methods that end with an error; ``saved``: what
+    the planner keeps today."""
 
-    def __init__(self, *fails):
-        self.fails, self.asked = fails, []
+    def __init__(self, *fails, saved=("a", "b")):
+        self.fails, self.asked, self.plan = fails, [], {"saved": list(saved)}
 
     def __call__(self, kind, name, arguments):
         self.asked.append((kind, name))
         if kind == "graphs":
             return GRAPHS
+        if kind == "plan":
+            return self.plan
         if arguments[0] in self.fails:
             raise subprocess.CalledProcessError(1, "python", stderr="Traceback\nRuntimeError: not this one")
         found = {"peer": figures(50, 0.2)}
-        return {**found, "ours": ours(49, 0.1), "ratios": [0.5]} if arguments[2] else found
+        return {**found, "ours": {**ours(49, 0.1), **self.plan}, "ratios": [0.5]} if arguments[2] else found
 
 
 def test_nothing_runs_twice(tmp_path):
@@ -177,6 +180,33 @@ def test_nothing_runs_twice(tmp_path):
     assert first.asked == [("run", "llama"), ("run", "llama"), ("graphs", "llama")]
     assert Comparison(Store(tmp_path), again).record_of("llama", PEERS) == made and again.asked == []
     assert [bench_text.lost(found, CPU) for found in made["rows"]] == [None, []]
+
+
+@pytest.mark.parametrize(("saved", "asked"), [("ab", ["plan", "graphs"]), ("a", ["plan", "run", "graphs"])])
+def test_a_changed_planner_makes_anew_what_it_plans_otherwise(saved, asked, tmp_path, monkeypatch):
+    """The graph's programs are made anew either way; the run with an equal plan stays what it was measured as."""
+    Comparison(Store(tmp_path), Child()).record_of("llama", PEERS)
+    monkeypatch.setattr(bench, "sources_hash", lambda with_report: "edited")
+    today = Child(saved=saved)
+    made = Comparison(Store(tmp_path), today).record_of("llama", PEERS)
+    assert [kind for kind, _ in today.asked] == asked
+    assert made["rows"][1]["ours"]["saved"] == list(saved)
+    again = Child()
+    assert Comparison(Store(tmp_path), again).record_of("llama", PEERS) == made and again.asked == []
+
+
+def test_a_refused_budget_is_the_same_plan_while_it_is_refused(tmp_path):
+    comparison = Comparison(Store(tmp_path), Child())
+    comparison.child.plan = {"floor_bytes": 100}
+    assert comparison.is_same_plan("llama", {"budget": 99, "error": "BudgetError: refused"})
+    comparison.child.plan = {"saved": []}
+    assert not comparison.is_same_plan("llama", {"budget": 99, "error": "BudgetError: refused"})
+
+
+def test_a_result_that_is_kept_on_stays_of_its_day(tmp_path):
+    store = Store(tmp_path)
+    first = store.write("a", "key", {"x": 1, "made_with": {"date": "2026-01-01"}})
+    assert first == {"x": 1, "made_with": {"date": "2026-01-01"}} == store.load("a", "key")
 
 
 def test_a_peer_that_fails_is_a_row_and_is_tried_again(tmp_path):

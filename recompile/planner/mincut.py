@@ -59,8 +59,10 @@ LEAST_FLIPS = 30
 FLIPPED_SHARES = (0.001, 0.125)
 # How many neighbouring segments a piece covers: with more than one, boundaries between them may be rebuilt too.
 STRIDES_MIXED = (1, 2, 4, 8)
-# Peaks, evenly spaced, for which the best mixture of pieces is simulated whatever budget is asked.
-NUM_LIMITS = 20
+# Peaks, evenly spaced, for which the best mixture of pieces is simulated whatever budget is asked: fewer in large
+# graphs, as many as visit this many nodes together. With half of them 24 layers came out as fast, a third sooner.
+NUM_LIMITS, LEAST_LIMITS = 20, 8
+LIMITS_WORK = 50_000
 FLOOR_STEP_SHARE = 0.02
 # Mixtures tried for one of those, and for the peak that is asked: each aims as far from it as the one before was off.
 NUM_TRIES = 2
@@ -224,8 +226,9 @@ class Search:
         while self._mix_at(int(floor * (1 - FLOOR_STEP_SHARE))) < floor:
             floor = self.pool.frontier()[0].peak_bytes
         ceiling = self.pool.frontier()[-1].peak_bytes
-        for step in range(NUM_LIMITS + 1):
-            self._mix_at(floor + step * (ceiling - floor) // NUM_LIMITS)
+        num_limits = min(NUM_LIMITS, max(LEAST_LIMITS, LIMITS_WORK // len(self.pool.timeline.flow.nodes)))
+        for step in range(num_limits + 1):
+            self._mix_at(floor + step * (ceiling - floor) // num_limits)
 
     def _mix_at(self, limit: int) -> int:
         """Mix with every library for a peak, learn from what was tried, and return the smallest peak so far."""
