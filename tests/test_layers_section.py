@@ -6,8 +6,9 @@ import pytest
 
 from recompile.report.explanation import Explanation, LayerTurned, Turned
 from recompile.report.html import explanation_html
-from recompile.report.layer_text import layer_texts
-from recompile.report.layers import layers_of, treatments_of
+from recompile.report.layer_text import differing, layer_texts
+from recompile.report.layer_worth import MOST_PAIRS, nearest, others_than
+from recompile.report.layers import Treatment, layers_of, treatments_of
 from recompile.report.layers_section import bytes_text, intro, kept_figures, main_values, overlap_text
 from recompile.tradeoff import FrontierPoint
 from tests.test_html import layered, parsed
@@ -75,6 +76,42 @@ def test_what_single_decisions_sum_up_to_is_said_where_the_layer_does_something_
     )
     alone = replace(graph, values=(*rows, *(replace(row, turned=Turned(1e-4, 0, -MIB, -MIB)) for row in twins)))
     assert "One by one" not in texts(alone)[0][0]  # 300 and 100 are 400
+
+
+def test_sums_of_single_decisions_are_not_said_of_the_other_sign_or_where_one_was_not_looked_at(kept):
+    """Two values that spare 300 us each, in layers that are 400 us longer without them."""
+    graph = deep(kept, LayerTurned("blocks.*", 1, 2, Turned(4e-4, 0, -2 * MIB, -2 * MIB)))
+
+    def said(first, second):
+        rows = [replace(row, turned=first) if row.module else row for row in graph.values]
+        twins = [
+            replace(row, name=f"{row.name}_twin", op="aten.sin.default", turned=second) for row in rows if row.module
+        ]
+        return "One by one" in texts(replace(graph, values=(*rows, *twins)))[0][0]
+
+    spares, costs = Turned(3e-4, 0, -MIB, -MIB), Turned(-5e-4, 0, -MIB, -MIB)
+    assert said(spares, spares)
+    assert not said(spares, costs) and not said(spares, None)
+
+
+def test_a_value_that_a_layer_does_not_need_is_counted_among_those_that_differ(kept):
+    """Layers 2 to 5 compute the value again; without that row they do not need it."""
+    graph = deep(kept)
+    first, second = treatments_of(layers_of(graph))[:2]
+    (row,), (again,) = first.kept, second.again
+    assert (differing(first, second), differing(second, first)) == ([row], [again])
+    assert differing(replace(second, again=()), first) == [None]
+
+
+def test_of_many_treatments_those_are_compared_that_keep_most_or_least(kept):
+    (row,) = [row for row in kept.saved if row.name == "e"]
+
+    def treatment(layer, size):
+        return Treatment("blocks.*", (layer,), (replace(row, size_bytes=size),), ())
+
+    usual, *others = [treatment(k, 100 * MIB + (k - 1) ** 3) for k in range(1, MOST_PAIRS + 3)]
+    assert others_than(usual, [usual, *others]) == others[1:]  # in their order
+    assert nearest((3, 8), (0, 5, 6)) == (3, 5)
 
 
 def test_whole_layers_stand_in_the_open_and_single_values_are_folded_away(kept):

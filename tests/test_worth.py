@@ -11,8 +11,8 @@ from recompile.report import planned
 from recompile.report.explanation import Turned
 from recompile.report.layer_worth import layers_worth
 from recompile.report.turning import Decided
-from recompile.report.worth import groups_of, turned_values
-from recompile.report.worth_text import reason_text
+from recompile.report.worth import by_importance, groups_of, seen_elsewhere, turned_values
+from recompile.report.worth_text import reason_text, unseen_text
 from recompile.timeline import Timeline
 from tests.notation import H100, annotated
 from tests.test_planners import residual_chain
@@ -54,7 +54,8 @@ def test_a_rebuilt_value_is_explained_by_what_keeping_it_would_spare_and_by_the_
         ("saved", Turned(3.2e-4, 0, -(2**18), 0),
          "without it the step takes 320.0 us longer, for 256.00 KiB: 1280 us per MiB"),
         ("saved", Turned(-2e-6, 4 * 10**6, -(2**22), 0),
-         "without it the step takes 2.0 us less, though 4.00 MFLOP run again; the search did not find this"),
+         "dropping it alone would make the step 2.0 us shorter, though 4.00 MFLOP run again: the search did not find "
+         "this"),
         ("saved", Turned(0.0, 0, -8, 2**30), "without it the step takes as long; the peak would be 2.00 GiB, over the "
          "budget (rebuilding it needs more at the peak than keeping it)"),
         ("saved", None, "small, or nothing can be kept in its place"),
@@ -78,6 +79,10 @@ def test_a_planners_own_reason_stands_before_what_its_decision_is_worth(kept):
     row = replace(kept.saved[-1], reason="a block boundary")
     assert reason_text(row, kept).startswith("a block boundary; without it 1.15 kFLOP run again and ")
     assert reason_text(replace(row, turned=None), kept) == "a block boundary"
+    slower = replace(row, reason="a block boundary", turned=Turned(-6.2e-6, 0, -1024, -1024))
+    assert reason_text(slower, kept) == (
+        "a block boundary; yet dropping it alone would make the step 6.2 us shorter: the search did not find this"
+    )
     output = replace(row, reason="an output of forward: allocated anyway", turned=Turned(1e-3, 10, 0, 0))
     assert reason_text(output, kept) == "an output of forward: allocated anyway"
 
@@ -149,10 +154,39 @@ def test_a_layer_of_every_treatment_is_simulated_as_its_neighbour_is_decided_and
     assert layers_worth(*layered_chain("x1 x2 x3 r0 r1 r2 r3")) == ((), ())  # all alike
 
 
-def test_no_more_values_are_simulated_than_are_left_and_layers_share_what_is_found():
+def test_no_more_values_are_simulated_than_are_left_and_only_layers_that_are_treated_alike_share_what_is_found():
     report, plan = layered_chain("x1 x2 x3 r0 r2 r3")
-    looked_at = [turned_values(report, plan, num_left) for num_left in (0, 1, 1000)]
-    assert looked_at[0] == {}
-    assert len(set(map(id, looked_at[1].values()))) == 1
-    assert len(looked_at[1]) == 3  # what is largest of what is kept, in the three layers that keep it
-    assert len(set(map(id, looked_at[2].values()))) > 3
+    groups = groups_of(report)
+    none, one, every = (turned_values(report, plan, groups, num_left) for num_left in (0, 1, 1000))
+    assert none == {}
+    assert (
+        list(one) == ["r0", "r2", "r3"] and len(set(map(id, one.values()))) == 1
+    )  # what the second block does not keep
+    assert every.keys() == {row.name for rows in groups.values() for row in rows}
+    for (_, _), rows in groups.items():
+        assert len({id(every[row.name]) for row in rows}) == 1
+    assert every["r1"] is not every["r0"]
+
+
+def test_what_is_decided_differently_in_equal_layers_is_looked_at_first_whatever_its_size():
+    report, _ = layered_chain("x1 x2 x3 r0 r2 r3")
+    large = [replace(row, size_bytes=2**20) if row.name in ("m0", "m1", "m2", "m3") else row for row in report.values]
+    first = by_importance(report, groups_of(replace(report, values=tuple(large))))
+    assert [[row.name for row in rows] for rows in first[:2]] == [["r0", "r2", "r3"], ["r1"]]
+
+
+def test_a_kept_value_that_was_not_simulated_says_whose_figure_it_shows_and_has_none_of_its_own(kept):
+    """Blocks 0 and 2 keep e alike; only block 0 keeps f too, so that both are treated otherwise."""
+    (row,) = [row for row in kept.saved if row.name == "e"]
+    rows = [replace(row, name=f"e_{k}", module=f"blocks.{k}", reason="", turned=None) for k in (0, 2)]
+    rows.append(replace(rows[0], name="f_0", op="aten.sin.default", module="blocks.0"))
+    groups = groups_of(replace(kept, values=tuple(rows)))
+    others = seen_elsewhere(groups, {"e_0": Turned(4e-4, 0, -(2**20), 0)})
+    assert {name: other and other.name for name, other in others.items()} == {"f_0": None, "e_2": "e_0"}
+    assert unseen_text(rows[1], kept, others["e_2"]) == (
+        "not simulated in this layer; in layer 0, which is decided otherwise, without it the step takes 400.0 us "
+        "longer, for 1.00 MiB: 400 us per MiB"
+    )
+    assert unseen_text(rows[2], kept, None) == "not simulated by itself"
+    again = replace(rows[1], decision="recomputed", again_seconds=3e-6, turned=None)
+    assert unseen_text(again, kept, others["e_2"]) == "computing it again adds 3.0 us"

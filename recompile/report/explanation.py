@@ -52,7 +52,8 @@ class ValueRow:
     """One node of the joint graph, with what was decided about it ("saved", "recomputed" or "").
 
     ``code``: the line that made it. ``again_seconds``: what computing it again adds to the step, fusion considered.
-    ``turned`` is found for one of the values that are alike in equal layers, and None for what was not looked at.
+    ``turned`` is found for one of the values that are alike in equal layers with the same decisions, and None for what
+    was not looked at.
     ``role``: what it is in words, "softmax" or "dropout mask", where the graph leaves no doubt.
     """
 

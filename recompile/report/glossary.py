@@ -24,7 +24,8 @@ TERMS = (
     (
         "reason",
         "What would change if this value alone were decided the other way, by a simulation of the whole step; done for "
-        "one of the values that are alike in equal layers. What the value is made of is computed again with it, back "
+        "one of the values that are alike in equal layers with the same decisions. A figure of a layer with others "
+        "says so, and is in no sum. What the value is made of is computed again with it, back "
         "to what is kept. Values share such work: one that spares little by itself may be kept beside others that are "
         "of use only together, and two that need the same work do not spare it twice.",
     ),
@@ -45,8 +46,13 @@ TERMS = (
         "into the rest. Budgets to ask for have it in them.",
     ),
     ("FLOP/B", "Arithmetic intensity: operations per byte moved. What is low is cheap to compute again."),
-    ("block boundary", "A value that all later layers pass through: kept, each layer is rebuilt from it alone."),
-    ("residual sum", "x + f(x), where f is a part of a layer, as attention."),
+    (
+        "block boundary",
+        "A value that all of the model that follows passes through, so that what follows is rebuilt from it alone. It "
+        "need not be where a layer ends: the residual sum between attention and MLP is one too.",
+    ),
+    ("residual sum", "x + f(x), where f is a part of a layer, as attention or the MLP."),
+    ("the model itself", "Code of the model outside of all its modules, as a loss in its forward()."),
     (
         "dropout mask, random numbers",
         "Dropout compares random numbers with its probability, and multiplies by the mask. The numbers are made of a "

@@ -64,20 +64,28 @@ def fit_sentence(graph: GraphReport, turned: Turned) -> str:
 
 
 def sum_sentence(treatment: Treatment, other: Treatment, turned: Turned) -> str:
-    """What the values that differ come to one by one, where that is not what the layer does."""
-    singles = [row.turned.seconds for row in differing(treatment, other) if row.turned is not None]
-    if len(singles) < 2 or abs(sum(singles) - turned.seconds) <= max(EQUAL_S, ADDS_UP_SHARE * abs(turned.seconds)):
+    """What the values that differ come to one by one, where all were looked at and that is more or less than what the
+    layer does. A sum of the other sign says nothing.
+    """
+    rows = differing(treatment, other)
+    singles = [row.turned.seconds for row in rows if row is not None and row.turned is not None]
+    total = sum(singles)
+    if len(singles) < max(2, len(rows)) or total * turned.seconds <= 0:
         return ""
-    total = change(sum(singles), format_seconds, "longer", "shorter")
+    if abs(total - turned.seconds) <= max(EQUAL_S, ADDS_UP_SHARE * abs(turned.seconds)):
+        return ""
+    takes = change(total, format_seconds, "longer", "shorter")
     num = len(singles)
-    return f"One by one, the {num} values that differ make it {total} in sum: they share work, so the layer counts."
+    return f"One by one, the {num} values that differ make it {takes} in sum: they share work, so the layer counts."
 
 
-def differing(treatment: Treatment, other: Treatment) -> list[ValueRow]:
-    """Values of a layer that the other keeps and it does not, or the other way around."""
+def differing(treatment: Treatment, other: Treatment) -> list[ValueRow | None]:
+    """Values of a layer that it keeps and the other does not, or the other way around; None stands for one of those
+    that this layer does not need at all.
+    """
     kept, again, kept_there = by_place(treatment.kept), by_place(treatment.again), by_place(other.kept)
     dropped = [row for place, row in kept.items() if place not in kept_there]
-    return dropped + [again[place] for place in kept_there if place not in kept and place in again]
+    return dropped + [again.get(place) for place in kept_there if place not in kept]
 
 
 def by_place(rows: Iterable[ValueRow]) -> dict[tuple, ValueRow]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from recompile.report.explanation import Exchange, GraphReport, LayerTurned
 from recompile.report.layers import Treatment, layers_of, likeness, place_of, treatments_of
 from recompile.report.turning import Decided
 
-MOST_PAIRS = 4  # of one kind of layer: treatments that are compared with the most frequent one, three simulations each
+MOST_PAIRS = 5  # of one kind of layer: treatments that are compared with the most frequent one, three simulations each
 
 
 def layers_worth(graph: GraphReport, plan: Decided) -> tuple[tuple[LayerTurned, ...], tuple[Exchange, ...]]:
@@ -49,13 +49,22 @@ def pairs_of(graph: GraphReport) -> Iterator[tuple[str, int, int]]:
             by_stem.setdefault(treatment.stem, []).append(treatment)
     for stem, treatments in by_stem.items():
         usual = max(treatments, key=lambda treatment: len(treatment.layers))
-        for treatment in [each for each in treatments if each is not usual][:MOST_PAIRS]:
-            yield (
-                stem,
-                *min(
-                    itertools.product(treatment.layers, usual.layers), key=lambda pair: (abs(pair[0] - pair[1]), pair)
-                ),
-            )
+        for treatment in others_than(usual, treatments):
+            layer, other = nearest(treatment.layers, usual.layers)
+            yield stem, layer, other
+
+
+def others_than(usual: Treatment, treatments: Sequence[Treatment]) -> list[Treatment]:
+    """In their order, and where there are too many those whose kept bytes differ most."""
+    others = [treatment for treatment in treatments if treatment is not usual]
+    others.sort(key=lambda treatment: -abs(treatment.kept_bytes - usual.kept_bytes))
+    chosen = others[:MOST_PAIRS]
+    return [treatment for treatment in treatments if treatment in chosen]
+
+
+def nearest(layers: Sequence[int], others: Sequence[int]) -> tuple[int, int]:
+    """The numbers of a layer and of another one that are nearest to each other, the smallest of these."""
+    return min(itertools.product(layers, others), key=lambda pair: (abs(pair[0] - pair[1]), pair))
 
 
 def places_of(graph: GraphReport) -> dict[tuple[str, int | None], dict[tuple, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 from recompile.report.explanation import GraphReport, ValueRow
 
 ANY_LAYER = "*"
+MOST_PLACES = 4096  # paths of modules that are remembered: a few thousand values share a few hundred
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class Place:
         return ".".join(part for part in (self.stem, self.rest) if part)
 
 
+@functools.lru_cache(MOST_PLACES)
 def place_of(module: str) -> Place:
     parts = module.split(".")
     at = next((k for k, part in enumerate(parts) if part.isdigit()), None)
@@ -99,6 +102,10 @@ class Treatment:
     layers: tuple[int, ...]
     kept: tuple[ValueRow, ...]
     again: tuple[ValueRow, ...]
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum(row.size_bytes for row in self.kept)
 
 
 @dataclass(frozen=True)

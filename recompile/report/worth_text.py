@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from recompile.report.explanation import GraphReport, Turned, ValueRow
+from recompile.report.layers import place_of
 from recompile.report.text import price_figure
 from recompile.units import format_bytes, format_flop, format_seconds
 
@@ -18,7 +19,21 @@ def reason_text(row: ValueRow, graph: GraphReport) -> str:
     if row.reason and row.turned is not None and row.turned.saved_bytes == 0:  # an output of forward costs nothing
         return row.reason
     worth = kept_text if row.decision == "saved" else rebuilt_text
-    return "; ".join(text for text in (row.reason, worth(row, graph)) if text)
+    text = "; ".join(text for text in (row.reason, worth(row, graph)) if text)
+    return text.removeprefix("yet ")  # where nothing stands before it
+
+
+def unseen_text(row: ValueRow, graph: GraphReport, other: ValueRow | None) -> str:
+    """The same of a value that was not simulated: of a kept one what was found of its kind in a layer that is decided
+    otherwise, and that it is that one's.
+    """
+    if row.decision != "saved":
+        return reason_text(row, graph)
+    text = "not simulated by itself"
+    if other is not None:
+        number = place_of(other.module).layer
+        text = f"not simulated in this layer; in layer {number}, which is decided otherwise, {kept_text(other, graph)}"
+    return "; ".join(part for part in (row.reason, text) if part)
 
 
 def kept_text(row: ValueRow, graph: GraphReport) -> str:
@@ -33,8 +48,8 @@ def kept_text(row: ValueRow, graph: GraphReport) -> str:
         return text + price_text(turned) + dropped_fit_text(turned, graph)
     though = f", though {again} run again" if again else ""
     if turned.seconds < -EQUAL_S:
-        found = dropped_fit_text(turned, graph) or "; the search did not find this"
-        return f"without it the step takes {format_seconds(-turned.seconds)} less{though}{found}"
+        found = dropped_fit_text(turned, graph) or ": the search did not find this"
+        return f"yet dropping it alone would make the step {format_seconds(-turned.seconds)} shorter{though}{found}"
     return f"without it the step takes as long{though}{dropped_fit_text(turned, graph)}"
 
 
