@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from recompile.report.advice import advice_for
+from recompile.report.advice import advice_for, highest_peak
 from recompile.report.explanation import Explanation
 from tests.test_report import report_of
 
@@ -75,6 +75,7 @@ ATTENTION = """
 
 def test_attention_that_is_written_out_is_named_with_the_fused_one_and_the_line_of_its_softmax():
     text = advice(report_of(ATTENTION, planner="save_all"))[0]
+    assert "is_causal or attn_mask takes the place of a mask that is written out, its dropout_p that of dropout" in text
     assert text.startswith("Attention is written out: its scores and what is made of them, [..., 64, 64] for each head")
     assert "(model.py:7) torch.nn.functional.scaled_dot_product_attention computes the same" in text
 
@@ -151,3 +152,12 @@ def test_the_smallest_peak_is_said_to_be_it(rebuilt, kept):
 
 def test_the_text_for_terminals_has_the_advice(rebuilt):
     assert "\nadvice: The peak of 384 B" in str(Explanation((rebuilt,)))
+
+
+def test_a_peak_that_both_phases_reach_is_the_steps(kept):
+    forward, backward = kept.peaks
+    assert highest_peak(replace(kept, peaks=(forward, replace(backward, live_bytes=forward.live_bytes))))[1] == (
+        "the step's peak"
+    )
+    higher = replace(backward, live_bytes=2 * forward.live_bytes)
+    assert highest_peak(replace(kept, peaks=(forward, higher))) == (higher, "backward's peak, the highest")

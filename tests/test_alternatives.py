@@ -9,7 +9,7 @@ from recompile.chip import chip_for
 from recompile.decide import budget_bytes_for, predicted_bytes_within
 from recompile.footprint import Footprint
 from recompile.gpu import Kernel, Program
-from recompile.report.alternatives import budget_text, frontier_rows, next_steps, points_with
+from recompile.report.alternatives import budget_text, fastest_by_budget, frontier_rows, next_steps, points_with
 from recompile.report.explanation import Explanation
 from recompile.report.html import explanation_html
 from recompile.tradeoff import FrontierPoint
@@ -39,8 +39,18 @@ def test_this_plan_is_a_row_of_the_trade_off_and_a_step_of_the_stairs(kept):
     assert "PyTorch&#x27;s choice" in text and "everything kept" in text
     assert "<code>memory_budget=&quot;518B&quot;</code>" in row  # 512 and 1 %
     assert "<code>planner=&quot;save_all&quot;</code>" in text
+    assert "<code>memory_budget=&quot;707B&quot;</code> or none" in text and text.count("fastest plan met</b>") == 1
     met = replace(graph, frontier=(*graph.frontier[:1], FrontierPoint(512, 2e-5, 128, 0), *graph.frontier[1:]))
     assert frontier_rows(met).count("512 B") == 1
+
+
+def test_of_plans_that_the_same_budget_asks_for_the_fastest_is_a_row(kept):
+    """Peaks that differ by less than 10 MiB, two decimals of a GiB."""
+    peaks_and_times = ((3.1, 26), (3.7601, 24.02), (3.7602, 24.01), (4.0001, 22.5), (5.0, 20))
+    met = tuple(FrontierPoint(int(peak * 2**30), ms * 1e-3, 0, 0) for peak, ms in peaks_and_times)
+    graph = replace(kept, peak_bytes=4 * 2**30, step_seconds=22.6e-3, frontier=met)
+    assert fastest_by_budget(graph) == [met[0], *met[2:]]
+    assert fastest_by_budget(replace(graph, step_seconds=22.4e-3)) == [met[0], met[2], met[4]]  # this plan is faster
 
 
 def test_the_next_plans_are_the_nearest_with_the_budget_to_ask_for(kept):
@@ -91,7 +101,7 @@ def test_the_times_of_this_report_and_of_inductors_program_are_reconciled(kept):
     program = Program(chip_for("h100"), (kernel,), 1, 1, 1, 1, "", "")
     text = explanation_html(Explanation((graph,), program=program)).partition("Beside Inductor")[2]
     assert "step, all traffic counted</th><td class=num>1.40 ms</td><td class=num>1.50 ms</td>" in text
-    assert "does not count the 1.00 GiB" in text and "trust these two" in text
+    assert "does not count the 1.00 GiB" in text and "trust these two. They differ by 7.1%" in text
     for other, kernels in ((replace(graph, hardware="mine"), (kernel,)), (graph, (replace(kernel, spilled_bytes=0),))):
         text = explanation_html(Explanation((other,), program=replace(program, kernels=kernels)))
         assert "all traffic counted" not in text and "Its peak is a replay of its allocations" in text

@@ -8,6 +8,7 @@ from recompile.footprint import Footprint
 from recompile.report.advice import advice_for
 from recompile.report.budget_advice import missed_decisions
 from recompile.report.explanation import Explanation, Turned
+from recompile.report.html import breakable, explanation_html
 from recompile.tradeoff import FrontierPoint
 from tests.test_alternatives import among_others
 from tests.test_report import report_of
@@ -50,6 +51,14 @@ def test_less_is_three_plans_and_faster_is_two(kept):
     )
 
 
+def test_a_step_that_is_about_five_percent_faster_stands_between_the_next_and_the_fastest(kept):
+    peaks_and_times = ((4.1, 21.9), (4.6, 20.8), (8.0, 14.0))
+    met = tuple(FrontierPoint(int(peak * GIB), ms * 1e-3, 0, 0) for peak, ms in peaks_and_times)
+    (faster,) = advice(replace(kept, peak_bytes=4 * GIB, step_seconds=0.022, frontier=met))
+    assert "had: 21.90 ms, 0.5% less, at a peak of 4.10 GiB, 102.40 MiB more; 20.80 ms, 5.5% less, at a peak" in faster
+    assert faster.endswith('memory_budget="4.15GiB", "4.65GiB" or "8.09GiB".')
+
+
 def test_a_budget_is_not_needed_where_the_gpu_has_room_for_the_fastest_plan(kept):
     """On an H100 of 80 GB; parameters and the like take 1 GiB."""
     met = (FrontierPoint(8 * GIB, 1e-2, 0, 0),)
@@ -58,8 +67,9 @@ def test_a_budget_is_not_needed_where_the_gpu_has_room_for_the_fastest_plan(kept
     needed = Footprint(GIB, 0, 0, 0, 4 * GIB, 0, 0, 0, 0)
     assert advice(graph, footprint=needed)[0] == (
         "No budget is needed to fit: of the GPU's 74.51 GiB all that training takes with the fastest plan that was met "
-        "is 9.27 GiB, with everything kept 20.60 GiB. Leave memory_budget out for a step of 10.00 ms, 50.0% less, "
-        "unless something else needs the memory."
+        "is 9.27 GiB, with everything kept 20.60 GiB. Unless something else needs the memory, leave memory_budget out: "
+        "this planner then runs the fastest plan that it met, a step of 10.00 ms, 50.0% less (“fastest plan met” in the "
+        "table of the HTML report)."
     )
     large = replace(needed, parameter_bytes=70 * GIB)
     for other, footprint in ((graph, large), (graph, None), (replace(graph, budget_bytes=None), needed)):
@@ -84,3 +94,17 @@ def test_decisions_that_the_search_missed_are_said_where_they_are_worth_somethin
     assert found.do.startswith("The search did not find this; ")
     assert list(missed_decisions(replace(graph, step_seconds=0.1))) == []  # less than 0.1 %
     assert list(missed_decisions(replace(graph, frontier=()))) == []  # nothing was searched for
+
+
+def test_long_words_of_advice_break_after_underscores_and_short_ones_do_not():
+    assert breakable("torch.nn.functional.scaled_dot_product_attention computes") == (
+        "torch.nn.functional.scaled_<wbr>dot_<wbr>product_<wbr>attention computes"
+    )
+    assert breakable('memory_budget="4.58GiB"') == 'memory_budget="4.58GiB"'
+
+
+def test_where_a_budget_goes_is_said_once_below_the_advice_that_names_one(kept):
+    met = (FrontierPoint(384, 3e-5, 0, 1152), FrontierPoint(700, 1e-5, 128, 0))
+    text = explanation_html(Explanation((replace(kept, step_seconds=2e-5, frontier=met),)))
+    assert text.count("options={&quot;memory_budget&quot;: ...}") == 1
+    assert "memory_budget is an option" not in explanation_html(Explanation((kept,)))

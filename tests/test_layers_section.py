@@ -8,8 +8,8 @@ from recompile.report.explanation import Explanation, LayerTurned, Turned
 from recompile.report.html import explanation_html
 from recompile.report.layer_text import differing, layer_texts
 from recompile.report.layer_worth import MOST_PAIRS, nearest, others_than
-from recompile.report.layers import Treatment, layers_of, treatments_of
-from recompile.report.layers_section import bytes_text, intro, kept_figures, main_values, overlap_text
+from recompile.report.layers import Treatment, folds_of, layers_of, treatments_of
+from recompile.report.layers_section import bytes_text, intro, kept_figures, main_values, overlap_text, shown_and_rest
 from recompile.tradeoff import FrontierPoint
 from tests.test_html import layered, parsed
 from tests.test_report import report_of
@@ -147,4 +147,20 @@ def test_what_is_not_named_is_counted_with_its_bytes(kept):
         replace(kept.saved[-1], name=op, op=f"aten.{op}.default", size_bytes=MIB * (5 - k)) for k, op in enumerate(ops)
     ]
     shown = main_values(rows, lambda fold: fold.size_bytes, kept_figures, bytes_text)
+    assert shown_and_rest(folds_of(rows), 3)[1] == folds_of(rows)[3:]
     assert "tan" not in shown and "and 2 smaller ones: 3.00 MiB" in shown
+
+
+def test_kept_values_that_are_small_but_spare_much_are_named_beside_the_large_ones(kept):
+    """Beside three of a MiB that spare 100 us at most: 50 us are much, 49 are not, and neither is half a MiB small."""
+    values = (("exp", MIB, 1e-4), ("sin", MIB, 0.0), ("cos", MIB, 0.0), ("tan", MIB // 2, 3e-4), ("neg", 1024, 4.9e-5),
+              ("amax", 2048, 5e-5), ("sum", 1024, 3e-4))  # fmt: skip
+    rows = [
+        replace(kept.saved[-1], name=op, op=f"aten.{op}.default", size_bytes=size, turned=Turned(seconds, 0, -size, 0))
+        for op, size, seconds in values
+    ]
+    shown, rest = shown_and_rest(folds_of(rows), 3)
+    assert [fold.first.name for fold in shown] == ["exp", "sin", "cos", "sum", "amax"]
+    assert [fold.first.name for fold in rest] == ["tan", "neg"]
+    again = [replace(row, decision="recomputed") for row in rows]
+    assert len(shown_and_rest(folds_of(again), 3)[0]) == 3

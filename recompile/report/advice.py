@@ -13,7 +13,7 @@ from recompile.report.budget_advice import (
     missed_decisions,
     no_budget_needed,
 )
-from recompile.report.explanation import GraphReport, ValueRow
+from recompile.report.explanation import GraphReport, PeakReport, ValueRow
 from recompile.report.written_out import written_out
 from recompile.units import format_bytes
 
@@ -62,7 +62,7 @@ def class_scores(graph: GraphReport) -> Iterator[Advice]:
     extents = {extent_of(row.shape) for row in picked} - {None}
     if not graph.peaks or not extents:
         return
-    peak = max(graph.peaks, key=lambda peak: peak.live_bytes)
+    peak, which = highest_peak(graph)
     alive = [(rows[name], size) for name, size, use in peak.alive if use != "gradient" and name in rows]
     scores = [(row, size) for row, size in alive if extent_of(row.shape) in extents]
     held = sum(size for _, size in scores)
@@ -71,11 +71,18 @@ def class_scores(graph: GraphReport) -> Iterator[Advice]:
     largest = max(scores, key=lambda pair: pair[1])[0]
     yield Advice(
         f"The scores of {largest.shape[-1]} classes (logits, their copies and gradients) are {format_bytes(held)}, "
-        f"{held / peak.live_bytes:.0%} of {peak.phase}'s peak, the highest.",
+        f"{held / peak.live_bytes:.0%} of {which}.",
         "Recomputation cannot make them smaller: compute the last layer and the loss for slices of the batch, each "
         "under torch.utils.checkpoint, or use a loss that fuses both.",
         next((row.source for row in picked if row.source), largest.source),
     )
+
+
+def highest_peak(graph: GraphReport) -> tuple[PeakReport, str]:
+    """The highest of the graph's peaks and what to call it: where both read the same, neither phase has it alone."""
+    peak = max(graph.peaks, key=lambda peak: peak.live_bytes)
+    alike = [each for each in graph.peaks if format_bytes(each.live_bytes) == format_bytes(peak.live_bytes)]
+    return peak, "the step's peak" if len(alike) > 1 else f"{peak.phase}'s peak, the highest"
 
 
 def attention_scores(graph: GraphReport) -> Iterator[Advice]:
@@ -84,7 +91,7 @@ def attention_scores(graph: GraphReport) -> Iterator[Advice]:
     shapes = frozenset().union(*(scores.shapes for scores in found))
     if not graph.peaks or not shapes:
         return
-    peak = max(graph.peaks, key=lambda peak: peak.live_bytes)
+    peak, which = highest_peak(graph)
     rows = {row.name: row for row in graph.values}
     alive = [(rows[name], size, use) for name, size, use in peak.alive if name in rows and rows[name].shape in shapes]
     held = sum(size for _, size, _ in alive)
@@ -93,8 +100,9 @@ def attention_scores(graph: GraphReport) -> Iterator[Advice]:
     softmax = found[0].softmax
     yield Advice(
         f"Attention is written out: its scores and what is made of them, [..., {', '.join(softmax.shape[-2:])}] for "
-        f"each head, are {format_bytes(held)}, {held / peak.live_bytes:.0%} of {peak.phase}'s peak, the highest.",
-        "torch.nn.functional.scaled_dot_product_attention computes the same in fused kernels that keep none of them "
+        f"each head, are {format_bytes(held)}, {held / peak.live_bytes:.0%} of {which}.",
+        "torch.nn.functional.scaled_dot_product_attention computes the same in fused kernels that keep none of them: "
+        "its is_causal or attn_mask takes the place of a mask that is written out, its dropout_p that of dropout "
         '(transformers: attn_implementation="sdpa").',
         softmax.source,
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from recompile.hardware import named_hardware
 from recompile.joint import FrontierPoint
-from recompile.report.alternatives import budget_figure, next_faster, next_smaller
+from recompile.report.alternatives import FASTEST, budget_figure, next_faster, next_smaller
 from recompile.report.explanation import GraphReport, ValueRow
 from recompile.report.layers import folds_of
 from recompile.report.roles import role_of, short_op
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # What a plan with about a quarter less has of this one's peak.
 QUARTER_LESS = (0.65, 0.75, 0.85)  # at least, ideally, at most
+A_BIT_FASTER = (0.91, 0.95, 0.98)  # the same of a step
 # Share of the step from which on decisions that would be better the other way are worth a sentence.
 MISSED_SHARE = 1e-3
 MISSED_SHOWN = 3  # kinds of decision
@@ -58,8 +59,9 @@ def no_budget_needed(explanation: Explanation) -> Iterator[Advice]:
     yield Advice(
         f"No budget is needed to fit: of the GPU's {format_bytes(hardware.memory_bytes)} all that training takes with "
         f"the fastest plan that was met is {format_bytes(total)}{more}.",
-        f"Leave memory_budget out for a step of {format_seconds(fastest.step_seconds)}, "
-        f"{share_less(graph, fastest)} less, unless something else needs the memory.",
+        "Unless something else needs the memory, leave memory_budget out: this planner then runs the fastest plan that "
+        f"it met, a step of {format_seconds(fastest.step_seconds)}, {share_less(graph, fastest)} less (“{FASTEST}” in "
+        "the table of the HTML report).",
     )
 
 
@@ -68,12 +70,15 @@ def share_less(graph: GraphReport, point: FrontierPoint) -> str:
 
 
 def a_larger_budget(graph: GraphReport) -> Iterator[Advice]:
-    """How to ask for a faster step, where one was met."""
+    """How to ask for a faster step, where one was met: the next plan, one that is about 5 % faster, the fastest."""
     faster = next_faster(graph)
     if faster is None:
         return
     points, said = [faster], [f"{faster_text(graph, faster)}"]
-    fastest = min(graph.frontier, key=lambda point: point.step_seconds)
+    fastest, bit = min(graph.frontier, key=lambda point: point.step_seconds), a_bit_faster(graph)
+    if bit is not None and bit not in (faster, fastest):
+        points.append(bit)
+        said.append(faster_text(graph, bit))
     if fastest is not faster:
         points.append(fastest)
         said.append(f"the fastest that was met takes {faster_text(graph, fastest)}")
@@ -110,9 +115,20 @@ def a_smaller_budget(graph: GraphReport) -> Iterator[Advice]:
 
 
 def a_quarter_less(graph: GraphReport) -> FrontierPoint | None:
-    least, ideal, most = (share * graph.peak_bytes for share in QUARTER_LESS)
-    near = [point for point in graph.frontier if least <= point.peak_bytes <= most]
-    return min(near, key=lambda point: abs(point.peak_bytes - ideal), default=None)
+    return nearest(graph, lambda point: point.peak_bytes / graph.peak_bytes, QUARTER_LESS)
+
+
+def a_bit_faster(graph: GraphReport) -> FrontierPoint | None:
+    return nearest(graph, lambda point: point.step_seconds / graph.step_seconds, A_BIT_FASTER)
+
+
+def nearest(
+    graph: GraphReport, share_of: Callable[[FrontierPoint], float], shares: tuple[float, float, float]
+) -> FrontierPoint | None:
+    """The plan that was met whose share of this one is nearest to what is ideal, among those in between."""
+    least, ideal, most = shares
+    near = [point for point in graph.frontier if least <= share_of(point) <= most]
+    return min(near, key=lambda point: abs(share_of(point) - ideal), default=None)
 
 
 def ask_for(points: list[FrontierPoint]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent
 SAME_SHARE = 1e-3  # of a time: what differs by less is called the same
+LONG_WORD = re.compile(r"[\w.]{30,}")
+OPTION_TEXT = (
+    "memory_budget is an option of the backend: <code>torch.compile(model, backend=&quot;recompile&quot;, "
+    "options={&quot;memory_budget&quot;: ...})</code>"
+)
 
 
 def explanation_html(explanation: Explanation, frontier: Frontier | None = None) -> str:
@@ -194,11 +200,18 @@ def title_of(explanation: Explanation, number: int) -> str:
 
 
 def advice_section(explanation: Explanation) -> str:
+    found = advice_for(explanation)
     items = "".join(
-        f"<li><b>{escape(advice.seen)}</b> {source_of(advice.source)}<br>{escape(advice.do)}</li>"
-        for advice in advice_for(explanation)
+        f"<li><b>{escape(advice.seen)}</b> {source_of(advice.source)}<br>{breakable(escape(advice.do))}</li>"
+        for advice in found
     )
-    return f'<section class="advice"><h2>What you can do</h2><ul>{items}</ul></section>' if items else ""
+    where = f"<p class=small>{OPTION_TEXT}</p>" if any("memory_budget" in advice.do for advice in found) else ""
+    return f'<section class="advice"><h2>What you can do</h2><ul>{items}</ul>{where}</section>' if items else ""
+
+
+def breakable(text: str) -> str:
+    """Long words may be broken after underscores, as on a phone."""
+    return LONG_WORD.sub(lambda word: word[0].replace("_", "_<wbr>"), text)
 
 
 # All of training
@@ -237,10 +250,12 @@ def program_part(explanation: Explanation) -> str:
     hardware = named_hardware().get(explanation.graphs[0].hardware)
     if spilled and hardware is not None and hardware.counts_spills:
         with_spills = format_seconds(program.seconds_with_spills)
+        apart = abs(program.seconds_with_spills / explanation.step_seconds - 1)
         rows.append(("step, all traffic counted", format_seconds(explanation.step_seconds), with_spills))
         text += (
-            f" Inductor does not count the {format_bytes(spilled)} that kernels over long rows write for themselves "
-            "and read again. This report's time has them, and so has the last row: trust these two."
+            f" Inductor does not count the {format_bytes(spilled)} that kernels write for themselves and read again "
+            "where rows (of a softmax, of a layer norm) are too long for registers. This report's time has them, and "
+            f"so has the last row: trust these two. They differ by {apart:.1%}: expect as much of a measured step."
         )
     body = "".join(f'<tr><th scope="row">{n}</th><td class=num>{a}</td><td class=num>{b}</td></tr>' for n, a, b in rows)
     return (

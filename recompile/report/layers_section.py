@@ -37,6 +37,9 @@ LAYER_HEADS = (
     ("layers", ""), ("each keeps", " class=num"), ("mostly", ""), ("computes again", " class=num"), ("mostly", "")
 )  # fmt: skip
 MAIN_SHOWN = 3  # kinds of value, beside a layer
+# Of kept values those are shown too that are small beside the others, and spare this share of the most of these.
+SMALL_SHARE, DEAR_SHARE = 0.1, 0.5
+DEAR_SHOWN = 2
 LEAST_LAYERS = 3  # of one kind for a chart of them
 # Sums of single figures within this share of what the whole plan does need no word.
 ADDS_UP_SHARE = 0.1
@@ -166,15 +169,29 @@ def main_values(
     """
     folds = sorted(folds_of(rows, also=lambda row: None), key=weight, reverse=True)
     items = []
-    for fold in folds[:MAIN_SHOWN]:
+    shown, rest = shown_and_rest(folds, MAIN_SHOWN)
+    for fold in shown:
         times = f"{len(fold.rows)} × " if len(fold.rows) > 1 else ""
         place = source_of(fold.first.source) or code(place_of(fold.first.module).folded)
         where = role_text(fold.first)
         where += f" at {place}" if place else ""
         items.append(f"<li>{times}{code(short_op(fold.first.op))}{where}{text(fold)}</li>")
-    if folds[MAIN_SHOWN:]:
-        items.append(f"<li><small>{rest_text(folds[MAIN_SHOWN:], total)}</small></li>")
+    if rest:
+        items.append(f"<li><small>{rest_text(rest, total)}</small></li>")
     return f"<ul>{''.join(items)}</ul>" if items else "nothing"
+
+
+def shown_and_rest(folds: Sequence[Fold], num: int) -> tuple[list[Fold], list[Fold]]:
+    """The first ``num`` and, of what is kept, those behind them that are small but dear; then what is left."""
+    shown, rest = list(folds[:num]), list(folds[num:])
+    kept = [fold for fold in rest if fold.first.decision == "saved" and spared_seconds(fold) > 0]
+    if not kept:
+        return shown, rest
+    small_bytes = SMALL_SHARE * min(fold.size_bytes for fold in shown)
+    dear_seconds = DEAR_SHARE * max(map(spared_seconds, shown))
+    dear = [fold for fold in kept if fold.size_bytes <= small_bytes and spared_seconds(fold) >= dear_seconds]
+    dear = sorted(dear, key=spared_seconds, reverse=True)[:DEAR_SHOWN]
+    return shown + dear, [fold for fold in rest if fold not in dear]
 
 
 def rest_text(folds: Sequence[Fold], total: Callable[[Sequence[Fold]], str]) -> str:
@@ -215,8 +232,8 @@ def values_list(
     folds = sorted(folds_of(rows), key=weight, reverse=True)
     if not folds:
         return '<p class="none">nothing</p>'
-    items = "".join(value_item(fold, figure(fold)) for fold in folds[:VALUES_SHOWN])
-    rest = folds[VALUES_SHOWN:]
+    shown, rest = shown_and_rest(folds, VALUES_SHOWN)
+    items = "".join(value_item(fold, figure(fold)) for fold in shown)
     if rest:
         items += f'<li class="more">{rest_text(rest, total)}, in the tables below</li>'
     return f'<ul class="values">{items}</ul>'
