@@ -68,8 +68,8 @@ def test_a_budget_is_not_needed_where_the_gpu_has_room_for_the_fastest_plan(kept
     assert advice(graph, footprint=needed)[0] == (
         "No budget is needed to fit: of the GPU's 74.51 GiB all that training takes with the fastest plan that was met "
         "is 9.27 GiB, with everything kept 20.60 GiB. Unless something else needs the memory, leave memory_budget out: "
-        "this planner then runs the fastest plan that it met, a step of 10.00 ms, 50.0% less (“fastest plan met” in the "
-        "table of the HTML report)."
+        "this planner then runs the fastest plan that it met, a step of 10.00 ms, 50.0% less "
+        '("fastest plan met" in the table of the HTML report).'
     )
     large = replace(needed, parameter_bytes=70 * GIB)
     for other, footprint in ((graph, large), (graph, None), (replace(graph, budget_bytes=None), needed)):

@@ -184,7 +184,7 @@ def test_a_kept_value_that_was_not_simulated_says_whose_figure_it_shows_and_has_
     others = seen_elsewhere(groups, {"e_0": Turned(4e-4, 0, -(2**20), 0)})
     assert {name: other and other.name for name, other in others.items()} == {"f_0": None, "e_2": "e_0"}
     assert unseen_text(rows[1], kept, others["e_2"]) == (
-        "not simulated in this layer; in layer 0, which is decided otherwise, without it the step takes 400.0 us "
+        "not simulated here; in layer 0, decided otherwise, without it the step takes 400.0 us "
         "longer, for 1.00 MiB: 400 us per MiB"
     )
     assert unseen_text(rows[2], kept, None) == "not simulated by itself"

@@ -18,9 +18,9 @@ from recompile.units import format_bytes, format_flop, format_seconds
 FASTEST = "fastest plan met"
 TABLE_TEXT = (
     f"Plans without a name were met by the search; none of them beats another in both peak and time. The “{FASTEST}” "
-    "is what this planner runs without a memory_budget; other planners, by the option planner, do what stands in their "
-    "rows. A memory_budget is rounded up, and lets the plan of its row through with what is held back for what the "
-    "prediction misses; of plans that one budget asks for, the fastest is shown."
+    "is what this planner runs without a memory_budget; rows that ask for a planner are what that one does without. A "
+    "memory_budget is rounded up, and lets the plan of its row through with what is held back for what the prediction "
+    "misses; of plans that one budget asks for, the fastest is shown."
 )
 
 

@@ -60,8 +60,8 @@ def no_budget_needed(explanation: Explanation) -> Iterator[Advice]:
         f"No budget is needed to fit: of the GPU's {format_bytes(hardware.memory_bytes)} all that training takes with "
         f"the fastest plan that was met is {format_bytes(total)}{more}.",
         "Unless something else needs the memory, leave memory_budget out: this planner then runs the fastest plan that "
-        f"it met, a step of {format_seconds(fastest.step_seconds)}, {share_less(graph, fastest)} less (“{FASTEST}” in "
-        "the table of the HTML report).",
+        f"it met, a step of {format_seconds(fastest.step_seconds)}, {share_less(graph, fastest)} less "
+        f'("{FASTEST}" in the table of the HTML report).',
     )
 
 

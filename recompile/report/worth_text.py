@@ -32,7 +32,7 @@ def unseen_text(row: ValueRow, graph: GraphReport, other: ValueRow | None) -> st
     text = "not simulated by itself"
     if other is not None:
         number = place_of(other.module).layer
-        text = f"not simulated in this layer; in layer {number}, which is decided otherwise, {kept_text(other, graph)}"
+        text = f"not simulated here; in layer {number}, decided otherwise, {kept_text(other, graph)}"
     return "; ".join(part for part in (row.reason, text) if part)
 
 
