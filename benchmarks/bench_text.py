@@ -23,6 +23,10 @@ NAMES = (
     "model", "configuration", "peak MiB", "step ms", "time / peer's", "recomputed GFLOP", "compile s", "planning s",
     "GPU: peak MiB", "GPU: roofline ms", "on or below, CPU", "on or below, GPU",
 )  # fmt: skip
+MODEL_NAMES = (
+    "model", "on or below, CPU", "time / peers', CPU: median", "least", "most",
+    "on or below, GPU", "time / peers', GPU: median", "least", "most",
+)  # fmt: skip
 
 
 def summary(records: Sequence[dict[str, Any]], command: str) -> str:
@@ -32,6 +36,7 @@ def summary(records: Sequence[dict[str, Any]], command: str) -> str:
         f"# Ours and peers\n\nMade by `{command}` on {made['machine']}, one thread, torch {made['torch']}, Python "
         f"{made['python']}, {made['date']}. Peaks are over what is allocated when forward starts.",
         "\n".join(verdict_line(records, where) for where in (CPU, GPU)),
+        table(MODEL_NAMES, [model_line(record) for record in records]),
         table(NAMES, [line for record in records for row in record["rows"] for line in lines_of(record, row)]),
         "\n".join(f"![{record['model']}](plots/{record['model']}.png)" for record in records),
     ]
@@ -64,10 +69,30 @@ def lost(row: Row, where: str) -> list[str] | None:
     if ours is None:
         was_asked = row["ours"] is not None if where == CPU else "our_gpu" in row["graph"]
         return ["no plan"] if was_asked else None
-    ratio = statistics.median(row["ratios"]) if where == CPU else ours[1] / theirs[1]
+    ratio = time_ratio(row, where)
     slacks = (BUDGET_SLACK, TIME_SLACK) if where == CPU else (PROGRAM_SLACK, PROGRAM_SLACK)
     costs = (("peak", ours[0] / theirs[0]), ("time", ratio))
     return [name for (name, cost), slack in zip(costs, slacks, strict=True) if cost > 1 + slack]
+
+
+def time_ratio(row: Row, where: str) -> float | None:
+    """Ours over the peer's; of measured times the median of the pairs. None where there are not both."""
+    theirs, ours = points(row, where)
+    if theirs is None or ours is None:
+        return None
+    return statistics.median(row["ratios"]) if where == CPU else ours[1] / theirs[1]
+
+
+def model_line(record: dict[str, Any]) -> list[str]:
+    """A model's line of the first table: of how many peers ours is on or below, and our time over theirs."""
+    cells = [record["model"]]
+    for where in (CPU, GPU):
+        told = [names for names in (lost(row, where) for row in record["rows"]) if names is not None]
+        ratios = [ratio for ratio in (time_ratio(row, where) for row in record["rows"]) if ratio is not None]
+        figures = (statistics.median(ratios), min(ratios), max(ratios)) if ratios else ()
+        cells += [f"{told.count([])} of {len(told)}", *(f"{figure:.2f}" for figure in figures)]
+        cells += ["-"] * (0 if ratios else 3)
+    return cells
 
 
 def verdict_line(records: Sequence[dict[str, Any]], where: str) -> str:

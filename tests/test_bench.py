@@ -116,6 +116,19 @@ def test_the_table_has_a_line_for_the_peer_and_one_for_ours():
     assert "2 x a processor, one thread, torch 2.13.0" in text
 
 
+def test_a_model_s_line_counts_peers_and_has_the_median_the_least_and_the_most_of_the_ratios():
+    """The row of which ours has no plan counts as lost and has no time; one that failed does not count at all."""
+    slower = {**GOOD, "ratios": [1.2], "graph": {**BOTH, "our_gpu": program(40, 2.2)}}
+    refused = {**GOOD, "ours": {"budget": 1, "error": "refused"}, "ratios": None, "graph": {"recompute_flop": 0}}
+    made = record(GOOD, slower, refused, row("sqrt", error="no"))
+    assert bench_text.model_line(made) == [
+        "made up", "1 of 3", "1.07", "0.95", "1.20", "1 of 2", "1.02", "0.95", "1.10",
+    ]  # fmt: skip
+    alone = record(row("eager", peer=figures(60, 0.3), graph={"recompute_flop": 0}))
+    assert bench_text.model_line(alone) == ["made up", "0 of 0", "-", "-", "-", "0 of 0", "-", "-", "-"]
+    assert len(bench_text.MODEL_NAMES) == 9
+
+
 def test_every_line_of_the_table_has_every_column():
     failed = row("sac-ilp", error="ImportError: Please install pulp package.", graph={"error": "the same"})
     refused = {**GOOD, "ours": {"budget": 1, "error": "refused"}, "ratios": None}
