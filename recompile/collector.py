@@ -41,8 +41,8 @@ def collector_paused() -> Iterator[None]:
         yield
     finally:
         if was_on:
-            MOVED.count += gc.get_count()[0]
             if not gc.get_freeze_count():  # else somebody keeps objects frozen
+                MOVED.count += gc.get_count()[0]
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()

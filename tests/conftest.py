@@ -35,6 +35,22 @@ def fresh_dynamo():
     torch._dynamo.utils.counters.clear()
 
 
+@pytest.fixture(scope="module")
+def kept():
+    """The report of a chain of which everything is kept."""
+    from tests.test_report import report_of
+
+    return report_of(planner="save_all")
+
+
+@pytest.fixture(scope="module")
+def rebuilt():
+    """The report of the smallest plan of the same chain."""
+    from tests.test_report import report_of
+
+    return report_of(budget=0.0)
+
+
 @pytest.fixture
 def empty_cache(monkeypatch, tmp_path):
     """The folder of an Inductor cache of the test's own. Without C++ code in the model, filling it takes 0.2 s."""

@@ -8,17 +8,6 @@ from recompile.report.advice import advice_for, highest_peak
 from recompile.report.explanation import Explanation
 from tests.test_report import report_of
 
-
-@pytest.fixture(scope="module")
-def kept():
-    return report_of(planner="save_all")
-
-
-@pytest.fixture(scope="module")
-def rebuilt():
-    return report_of(budget=0.0)
-
-
 SCORES = """
     x = input 256x16
     w = param 16x4096

@@ -39,20 +39,10 @@ from recompile.report.tables import (
     work_text,
 )
 from recompile.tradeoff import Frontier, FrontierPoint
-from tests.test_report import report_of, two_graphs
+from tests.test_report import two_graphs
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 VOID = ("meta", "link", "br", "input", "wbr", "img")
-
-
-@pytest.fixture(scope="module")
-def kept():
-    return report_of(planner="save_all")
-
-
-@pytest.fixture(scope="module")
-def rebuilt():
-    return report_of(budget=0.0)
 
 
 class Balanced(HTMLParser):

@@ -5,7 +5,6 @@ import json
 from dataclasses import replace
 
 import networkx
-import pytest
 
 from recompile.decide import decide
 from recompile.options import Options
@@ -34,16 +33,6 @@ def report_of(text=CHAIN, budget=None, planner="mincut"):
     options = Options.parse({"memory_budget": budget, "planner": planner})
     plan, resolved = decide(graph, H100, options)
     return planned.report_of(graph, H100, plan, resolved, options, 0.25)
-
-
-@pytest.fixture(scope="module")
-def kept():
-    return report_of(planner="save_all")
-
-
-@pytest.fixture(scope="module")
-def rebuilt():
-    return report_of(budget=0.0)
 
 
 # One graph

@@ -2,6 +2,8 @@
 
 import importlib
 
+import pytest
+
 from recompile.joint import Budget
 from recompile.planner import variants
 from recompile.planner.network import cut_network
@@ -45,13 +47,17 @@ def test_every_value_is_turned_once_in_equal_segments_that_are_treated_alike():
     assert turned(segments, flow, turns, "e1 e2 a3 e3") == ["a1 e1 a2 e2 e3"]  # a3, now treated otherwise, as well
 
 
-def test_cuts_settle_around_what_is_turned():
-    """As above with boundaries kept at any price; what a cut must not rebuild is saved though memory is dear."""
-    joint, flow, segments = cut_at(CHAIN, "e1", "e2", "e3")
+@pytest.mark.parametrize(
+    ("price", "base", "expected"), [(1.0, "", ["wide", "narrow"]), (0.0, "narrow wide", ["narrow", "wide"])]
+)
+def test_cuts_settle_around_what_is_turned(price, base, expected):
+    """Where memory is dear each of the two is kept alone; where it costs nothing each is left out alone."""
+    joint, flow, segments = cut_at(WIDE_AND_NARROW)
     network = cut_network(joint, flow, H100)
-    turns, base = turns_of(network, segments), network.saved_at(1.0, frozenset(segments.boundaries))
-    found = varied_cuts(network, segments, turns, 1.0, base)
-    assert [" ".join(flow.nodes[i].name for i in sorted(saved)) for saved in found] == ["e1 e2 e3"]
+    saved = network.saved_at(price)
+    assert " ".join(flow.nodes[i].name for i in sorted(saved)) == base
+    found = varied_cuts(network, segments, turns_of(network, segments), price, saved)
+    assert [" ".join(flow.nodes[i].name for i in sorted(kept)) for kept in found] == expected
 
 
 def test_equal_segments_try_different_turns_in_the_same_plan():

@@ -19,16 +19,6 @@ from tests.test_planners import residual_chain
 from tests.test_report import report_of
 
 
-@pytest.fixture(scope="module")
-def kept():
-    return report_of(planner="save_all")
-
-
-@pytest.fixture(scope="module")
-def rebuilt():
-    return report_of(budget=0.0)
-
-
 def test_a_kept_value_is_explained_by_what_the_step_would_be_without_it(kept):
     """Without e, a matmul of 512 FLOP and exp of 640 run again: the matmul in a kernel of 2 us, exp inside of g3's."""
     row = kept.saved[-1]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from recompile.report.explanation import Exchange, GraphReport, LayerTurned, Turned, ValueRow
-from recompile.report.layers import Treatment, likeness, place_of, ranges_text, stem_text
+from recompile.report.layers import Treatment, by_place, ranges_text, stem_text
 from recompile.report.worth_text import EQUAL_S, NEEDS_MORE, over_text, us_per_mib_text
 from recompile.units import format_bytes, format_seconds
 
@@ -86,17 +85,6 @@ def differing(treatment: Treatment, other: Treatment) -> list[ValueRow | None]:
     kept, again, kept_there = by_place(treatment.kept), by_place(treatment.again), by_place(other.kept)
     dropped = [row for place, row in kept.items() if place not in kept_there]
     return dropped + [again.get(place) for place in kept_there if place not in kept]
-
-
-def by_place(rows: Iterable[ValueRow]) -> dict[tuple, ValueRow]:
-    """Rows by their place in a layer, which equal layers share."""
-    seen: Counter[tuple] = Counter()
-    found = {}
-    for row in rows:
-        like = (place_of(row.module).rest, *likeness(row))
-        found[*like, seen[like]] = row
-        seen[like] += 1
-    return found
 
 
 def exchange_text(graph: GraphReport, exchange: Exchange) -> str:

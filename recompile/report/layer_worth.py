@@ -7,11 +7,10 @@ of them again has the other almost for nothing. What each spares alone does not 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from recompile.report.explanation import Exchange, GraphReport, LayerTurned
-from recompile.report.layers import Treatment, layers_of, likeness, place_of, treatments_of
+from recompile.report.explanation import Exchange, GraphReport, LayerTurned, ValueRow
+from recompile.report.layers import Treatment, by_place, layers_of, place_of, treatments_of
 from recompile.report.turning import Decided
 
 MOST_PAIRS = 5  # of one kind of layer: treatments that are compared with the most frequent one, three simulations each
@@ -69,12 +68,9 @@ def nearest(layers: Sequence[int], others: Sequence[int]) -> tuple[int, int]:
 
 def places_of(graph: GraphReport) -> dict[tuple[str, int | None], dict[tuple, str]]:
     """By layer the names of forward's values by their place in it, which equal layers share."""
-    places: dict[tuple[str, int | None], dict[tuple, str]] = {}
-    seen: Counter[tuple] = Counter()
+    rows: dict[tuple[str, int | None], list[ValueRow]] = {}
     for row in graph.values:
         place = place_of(row.module)
         if row.side != "backward" and row.kind != "input" and place.layer is not None:
-            layer, like = (place.stem, place.layer), (place.rest, *likeness(row))
-            places.setdefault(layer, {})[*like, seen[layer, like]] = row.name
-            seen[layer, like] += 1
-    return places
+            rows.setdefault((place.stem, place.layer), []).append(row)
+    return {layer: {place: row.name for place, row in by_place(found).items()} for layer, found in rows.items()}

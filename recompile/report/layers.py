@@ -91,6 +91,17 @@ def likeness(row: ValueRow) -> tuple:
     return row.op, row.shape, row.dtype, row.source
 
 
+def by_place(rows: Iterable[ValueRow]) -> dict[tuple, ValueRow]:
+    """Rows by their place in a layer, which equal layers share."""
+    seen: Counter[tuple] = Counter()
+    found = {}
+    for row in rows:
+        like = (place_of(row.module).rest, *likeness(row))
+        found[*like, seen[like]] = row
+        seen[like] += 1
+    return found
+
+
 @dataclass(frozen=True)
 class Treatment:
     """Layers of one kind with the same decisions; ``kept`` and ``again`` are the first one's rows.
