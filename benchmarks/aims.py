@@ -173,20 +173,20 @@ class Subject:
         The fastest by ``by`` ("true" or "roofline" seconds), and of several found that one.
         """
         limit, tried = int(asked_bytes * (1 + SLACK)) - self.fixed_bytes, []  # all that is accepted
-        fits, misses = None, None  # limits: the largest that did, the smallest that did not
+        fits, misses = None, None  # simulated bytes: the most that did, the least that did not
         while len(tried) < MAX_TRIES:
             tried.append(self.plan(max(limit, 0), by))
             excess = tried[-1][f"{peak}_bytes"] - asked_bytes * (1 + SLACK)
-            floor = tried[-1]["simulated_bytes"] - self.fixed_bytes
+            simulated = tried[-1]["simulated_bytes"] - self.fixed_bytes
             if excess > 0:
-                if floor > limit:
-                    break
-                misses = limit
+                if simulated > limit:
+                    break  # the smallest plan
+                misses = simulated  # and so does every limit between the two: it has the same plan
             else:
-                fits = max(limit, floor)
+                fits = max(limit, simulated)
                 if misses is None or -excess < UNUSED_SHARE * asked_bytes:
                     break
-            limit = limit - int(excess) - 1 if fits is None else (fits + misses) // 2
+            limit = misses - int(excess) - 1 if fits is None else (fits + misses) // 2
         fitting = [plan for plan in tried if plan[f"{peak}_bytes"] <= asked_bytes * (1 + SLACK)]
         best = min(fitting or tried[-1:], key=lambda plan: plan[f"{by}_seconds"])
         return {**best, "tries": len(tried), "first_bytes": tried[0][f"{peak}_bytes"]}

@@ -221,6 +221,22 @@ def test_a_plan_is_asked_for_less_where_its_program_misses_and_for_more_where_th
     assert asked == [int(2 * GIB * (1 + aims.SLACK)) / GIB]  # once, for all that would be accepted
 
 
+def test_after_a_plan_that_leaves_room_and_misses_another_plan_is_asked_for():
+    """Plans take 3 or 5 GiB, their programs 1.6 more: within 6.5 GiB the first of the two keeps to it, and no third."""
+    subject, asked = aims.Subject.__new__(aims.Subject), []
+    subject.fixed_bytes = 0
+
+    def plan(limit, by):
+        asked.append(limit / GIB)
+        simulated = 5.0 if limit >= 5 * GIB else 3.0
+        return program(simulated + 1.6, 100 - simulated, simulated=simulated)
+
+    subject.plan = plan
+    found = subject.plan_for(6.5 * GIB, "code")
+    assert found["code_bytes"] == 4.6 * GIB and found["first_bytes"] == 6.6 * GIB
+    assert asked[:2] == pytest.approx([6.5, 4.9], abs=0.02)
+
+
 def test_a_reference_model_has_the_size_that_its_name_says():
     model, batch = build("gpt-6x1024")
     assert len(model.blocks) == 6 and batch.shape == (2, 1024) and batch.device.type == "meta"
