@@ -9,7 +9,8 @@
 3. For a budget, dynamic programming picks the fastest way for each segment so that the peak fits (``mixture``); the
    result is simulated, and corrected where the figures did not add up. Around the fastest simulated plan that fits
    values are turned and what they teach is mixed again, as long as that makes it faster; then single values are flipped
-   (``flips``). A larger budget never gets a slower answer but by what was tried at just that budget.
+   in all equal segments, and in some of them where all would not fit (``flips``). A larger budget never gets a slower
+   answer but by what was tried at just that budget.
 
 Complexity: some 100 cuts and 200 simulations whatever the depth, each near linear in the graph. Known to be suboptimal:
 pieces are measured one by one, so what two neighbours save together in a shared kernel shows only by chance; no value
@@ -27,7 +28,7 @@ from recompile.hardware import Hardware
 from recompile.joint import Budget, JointGraph, Plan
 from recompile.planner.envelope import envelope
 from recompile.planner.finish import check_budget, plan_from
-from recompile.planner.flips import climb, flip_groups
+from recompile.planner.flips import climb, fill, flip_groups
 from recompile.planner.full import full_recompute_set
 from recompile.planner.library import Library
 from recompile.planner.mixture import fastest_mixture
@@ -144,7 +145,11 @@ class Search:
             if pool.fastest_within(limit).peak_bytes < (1 - UNUSED_SHARE) * limit:
                 self._fill_gap_at(pool, limit)
         refined = self._refined(pool, libraries, limit)
-        return list(self._climb(pool, refined, faster_within(limit), limit))[-1]
+        climbed = list(self._climb(pool, refined, faster_within(limit), limit))[-1]
+        if limit is None:
+            return climbed
+        groups = flip_groups(self.network, self.segments, climbed.saved)
+        return fill(climbed, groups, pool.add, limit, self._most_flips())
 
     def _refined(self, pool: Pool, libraries: Sequence[Library], limit: int | None) -> Candidate:
         """The fastest plan within the limit, after mixing what turns around it teach as long as that helps."""
@@ -213,12 +218,14 @@ class Search:
     ) -> Iterator[Candidate]:
         """A plan and what flips make of it, from one improvement to the next; for the bytes see ``flip_groups``."""
         yield start
-        most_flips = max(LEAST_FLIPS, FLIP_WORK // len(pool.timeline.flow.nodes))
 
         def groups_of(saved: frozenset[int]) -> list[frozenset[int]]:
             return flip_groups(self.network, self.segments, saved, most_bytes, least_bytes)
 
-        yield from climb(start, groups_of, pool.add, is_better, most_flips)
+        yield from climb(start, groups_of, pool.add, is_better, self._most_flips())
+
+    def _most_flips(self) -> int:
+        return max(LEAST_FLIPS, FLIP_WORK // len(self.pool.timeline.flow.nodes))
 
     def _mix_everywhere(self) -> None:
         """Mixtures below the smallest peak as long as they lower it, then at evenly spaced peaks up to the fastest."""
