@@ -53,8 +53,13 @@ from benchmarks.peaks import (
 )
 from benchmarks.store import Store, environment, fingerprint, sources
 from recompile.ahead import gpu
-from recompile.decide import budget_bytes_for
-from recompile.options import sources_hash
+from recompile.backend import Partitioner
+from recompile.decide import budget_bytes_for, predicted_bytes_within
+from recompile.errors import BudgetError
+from recompile.hardware import Hardware
+from recompile.joint import Budget, JointGraph, Plan
+from recompile.options import Options, sources_hash
+from recompile.planner import mincut
 from recompile.trace import trace_step
 
 HERE = Path(__file__).parent
@@ -181,6 +186,23 @@ def graphs_of(name: str, peers: Iterable[Peer], store: Store = STORE) -> list[di
     return found
 
 
+def saved_within(name: str, budgets: Iterable[int]) -> list[list[str] | None]:
+    """What our planner keeps of a model at each budget, None where nothing fits; planned by one search."""
+    found: list[list[str] | None] = []
+
+    def planner(joint: JointGraph, hardware: Hardware, budget: Budget) -> Plan:
+        for asked in budgets:
+            try:
+                plan = mincut(joint, hardware, Budget(predicted_bytes_within(asked)))
+                found.append(sorted(choice.node.name for choice in plan.saved))
+            except BudgetError:
+                found.append(None)
+        return mincut(joint, hardware, budget)
+
+    traced(name, NONE).partitioned(Partitioner(Options.parse({"planner": planner})))
+    return found
+
+
 METHOD = (made, compiled, figures, seconds_of, in_child, run_of, in_turns, Target, graphs_of)  # what results depend on
 
 
@@ -200,36 +222,41 @@ class Comparison(Bench):
     def record_of(self, name: str, peers: Sequence[Peer]) -> dict[str, Any]:
         """Everything about one model."""
         asked = [[peer.way.method, peer.way.budget, peer.is_rival] for peer in peers]
+        keys = [
+            (f"{name}--{peer.way.label}", fingerprint(self.method, arguments))
+            for peer, arguments in zip(peers, asked, strict=True)
+        ]
+        graphs_key = f"{name}--graphs", fingerprint(self.method, inspect.getsource(Subject), asked)
+        if self.child is not not_run:
+            self.drop_outdated(name, keys, graphs_key)
         rows, made_with = [], []
-        for peer, arguments in zip(peers, asked, strict=True):
-            run = self.kept("run", f"{name}--{peer.way.label}", fingerprint(self.method, arguments), arguments)
+        for peer, key, arguments in zip(peers, keys, asked, strict=True):
+            run = self.kept("run", *key, arguments)
             shown = {part: run.get(part) for part in ("peer", "ours", "ratios", "error")}
             rows.append({**asdict(peer.way), **shown})
             made_with += [run["made_with"]] if "made_with" in run else []
-        graphs = self.kept("graphs", f"{name}--graphs", fingerprint(self.method, asked), asked)
+        graphs = self.kept("graphs", *graphs_key, asked)
         for row, graph in zip(rows, graphs.get("plans", [{"error": graphs.get("error")}] * len(rows)), strict=True):
             row["graph"] = graph
         last = max(made_with, key=lambda made: made["date"], default=environment())
         return {"model": name, "hardware": HARDWARE, "made_with": last, "rows": rows}
 
-    def kept(self, kind: str, name: str, key: str, arguments: Any) -> dict[str, Any]:
-        """As ``Bench.kept``; a result of other sources of ours counts only if the plan is the same today."""
-        found = self.store.load(name, key)
-        if found is not None and found["version"] != self.stamp["version"] and self.child is not not_run:
-            if kind == "run" and self.is_same_plan(name.partition("--")[0], found.get("ours")):
-                self.store.write(name, key, {**found, **self.stamp})
-            else:
-                self.store.path(name, key).unlink()
-        return super().kept(kind, name, key, arguments)
-
-    def is_same_plan(self, name: str, ours: dict[str, Any] | None) -> bool:
-        """Whether the planner still keeps the same values at our budget of a run; True where ours was not asked."""
-        if ours is None:
-            return True
+    def drop_outdated(self, name: str, runs: Sequence[tuple[str, str]], graphs: tuple[str, str]) -> None:
+        """Of results of other sources of ours keep the runs whose plan is the same today."""
+        stored = {key: self.store.load(*key) for key in (*runs, graphs)}
+        outdated = {key: found for key, found in stored.items() if found and found["version"] != self.stamp["version"]}
+        planned = {key: found["ours"] for key, found in outdated.items() if "ours" in found}
+        budgets = [ours["budget"] for ours in planned.values()]
         try:
-            return self.child("plan", name, ours["budget"]).get("saved") == ours.get("saved")
-        except subprocess.CalledProcessError:  # the run will tell
-            return False
+            plans = self.child("plans", name, budgets)["plans"] if budgets else ()
+            today = dict(zip(planned, plans, strict=True))
+        except subprocess.CalledProcessError:  # the runs will tell
+            today = {}
+        for key, found in outdated.items():
+            if key != graphs and (key not in planned or today.get(key, "?") == planned[key].get("saved")):
+                self.store.write(*key, {**found, **self.stamp})
+            else:
+                self.store.path(*key).unlink()
 
 
 def child(kind: str, name: str, arguments: Any) -> Any:
@@ -241,8 +268,8 @@ def child(kind: str, name: str, arguments: Any) -> Any:
 def task(kind: str, name: str, arguments: Any) -> Any:
     if kind == "graphs":
         return graphs_of(name, [peer_of(*asked) for asked in arguments])
-    if kind == "plan":
-        return planned(traced(name, NONE), Way("recompile", arguments))
+    if kind == "plans":
+        return {"plans": saved_within(name, arguments)}
     return run_of(name, peer_of(*arguments))
 
 

@@ -179,8 +179,8 @@ class Child:
         self.asked.append((kind, name))
         if kind == "graphs":
             return GRAPHS
-        if kind == "plan":
-            return self.plan
+        if kind == "plans":
+            return {"plans": [self.plan["saved"]] * len(arguments)}
         if arguments[0] in self.fails:
             raise subprocess.CalledProcessError(1, "python", stderr="Traceback\nRuntimeError: not this one")
         found = {"peer": figures(50, 0.2)}
@@ -195,7 +195,7 @@ def test_nothing_runs_twice(tmp_path):
     assert [bench_text.lost(found, CPU) for found in made["rows"]] == [None, []]
 
 
-@pytest.mark.parametrize(("saved", "asked"), [("ab", ["plan", "graphs"]), ("a", ["plan", "run", "graphs"])])
+@pytest.mark.parametrize(("saved", "asked"), [("ab", ["plans", "graphs"]), ("a", ["plans", "run", "graphs"])])
 def test_a_changed_planner_makes_anew_what_it_plans_otherwise(saved, asked, tmp_path, monkeypatch):
     """The graph's programs are made anew either way; the run with an equal plan stays what it was measured as."""
     Comparison(Store(tmp_path), Child()).record_of("llama", PEERS)
@@ -208,12 +208,24 @@ def test_a_changed_planner_makes_anew_what_it_plans_otherwise(saved, asked, tmp_
     assert Comparison(Store(tmp_path), again).record_of("llama", PEERS) == made and again.asked == []
 
 
-def test_a_refused_budget_is_the_same_plan_while_it_is_refused(tmp_path):
-    comparison = Comparison(Store(tmp_path), Child())
-    comparison.child.plan = {"floor_bytes": 100}
-    assert comparison.is_same_plan("llama", {"budget": 99, "error": "BudgetError: refused"})
-    comparison.child.plan = {"saved": []}
-    assert not comparison.is_same_plan("llama", {"budget": 99, "error": "BudgetError: refused"})
+@pytest.mark.parametrize(("saved", "asked"), [(None, ["plans"]), (["a"], ["plans", "run"])])
+def test_a_refused_budget_is_the_same_plan_while_it_is_refused(saved, asked, tmp_path, monkeypatch):
+    store, child = Store(tmp_path), Child()
+    Comparison(store, child).record_of("llama", PEERS)
+    (path,) = tmp_path.glob("llama--checkpoint-*")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "ours": {"budget": 9, "error": "BudgetError"}}))
+    monkeypatch.setattr(bench, "sources_hash", lambda with_report: "edited")
+    child.asked, child.plan = [], {"saved": saved}
+    Comparison(store, child).record_of("llama", PEERS)
+    assert [kind for kind, _ in child.asked] == [*asked, "graphs"]
+
+
+def test_plans_of_a_model_at_several_budgets_are_those_that_each_alone_would_get(monkeypatch):
+    monkeypatch.setitem(peaks.RECIPES, "tiny", Recipe(tiny, ("Sequential",)))
+    budgets = [500_000, 850_000, 9_000_000]
+    alone = [peaks.planned(peaks.traced("tiny", bench.NONE), Way("recompile", budget)) for budget in budgets]
+    assert "saved" in alone[1] and alone[1]["saved"] != alone[2]["saved"]
+    assert bench.saved_within("tiny", budgets) == [None, alone[1]["saved"], alone[2]["saved"]]
 
 
 def test_a_result_that_is_kept_on_stays_of_its_day(tmp_path):
