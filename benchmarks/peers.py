@@ -17,17 +17,28 @@ SAC_SHARE = 0.5  # of the peak that the ILP's own baseline has: what it is given
 GIB = 2**30
 
 
+# Where blocks return more than what the next one starts from: which of its arguments the results are. T5's first block
+# makes the position biases that all later ones add, of self-attention and of cross-attention.
+RESULT_PLACES = {"T5Block": (0, 2, 5)}
+
+
 class Chain(nn.Module):
-    """Blocks one after the other: each gets the result of the one before it, and all get the same other arguments."""
+    """Blocks one after the other: results of one are arguments of the next, the first if nothing else is known, and all
+    get the same other arguments."""
 
     def __init__(self, blocks: list[nn.Module]):
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
+        self.places = RESULT_PLACES.get(type(blocks[0]).__name__, (0,))
 
-    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         for block in self.blocks:
-            x = block(x, *args, **kwargs)
-        return x
+            result = block(*args, **kwargs)
+            next_args = list(args)
+            for place, value in zip(self.places, result if isinstance(result, tuple) else (result,), strict=True):
+                next_args[place] = value
+            args = tuple(next_args)
+        return result
 
 
 def in_groups(module: nn.Module, blocks: tuple[str, ...]) -> nn.Module:

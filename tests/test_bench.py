@@ -280,7 +280,7 @@ def test_five_blocks_are_grouped_by_three_and_two_and_compute_the_same():
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
-@pytest.mark.parametrize("name", ["llama", "experts", "resnet", "two-traversals"])
+@pytest.mark.parametrize("name", ["llama", "experts", "resnet", "two-traversals", "t5"])
 def test_the_models_of_the_benchmark_compute_the_same_in_groups(name):
     module, batch = build(name)
     expected = module(**batch)
