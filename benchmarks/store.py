@@ -79,5 +79,5 @@ def value_text(node: fx.Node) -> str:
 
 
 def sources(*files: Path) -> str:
-    """The texts of source files, for keys of results that depend on them."""
-    return "".join(file.read_text() for file in sorted(files))
+    """The texts of source files, for keys of results that depend on them: the same wherever the files lie."""
+    return "".join(sorted(file.read_text() for file in files))

@@ -138,13 +138,11 @@ def sources_hash(with_report: bool = True) -> str:
     import recompile.passes
 
     folders = (pathlib.Path(__file__).parent, pathlib.Path(recompile.passes.__file__).parent)
-    files = sorted(file for folder in folders for file in folder.rglob("*") if file.suffix in (".py", ".json"))
-    if not with_report:
-        files = [file for file in files if file.parent.name != "report"]
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.name.encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()
+    files = (file for folder in folders for file in folder.rglob("*") if file.suffix in (".py", ".json"))
+    texts = [
+        file.name.encode() + b"\0" + file.read_bytes() for file in files if with_report or file.parent.name != "report"
+    ]
+    return hashlib.sha256(b"".join(sorted(texts))).hexdigest()  # the same wherever the folders lie
 
 
 def free_bytes(device: torch.device) -> int:

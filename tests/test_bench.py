@@ -13,7 +13,7 @@ from benchmarks.bench import Comparison, Peer, Way
 from benchmarks.bench_text import CPU, GPU
 from benchmarks.models import Recipe, build
 from benchmarks.peers import by_sac_ilp, in_groups
-from benchmarks.store import Store
+from benchmarks.store import Store, sources
 
 MIB = 2**20
 
@@ -232,6 +232,14 @@ def test_a_result_that_is_kept_on_stays_of_its_day(tmp_path):
     store = Store(tmp_path)
     first = store.write("a", "key", {"x": 1, "made_with": {"date": "2026-01-01"}})
     assert first == {"x": 1, "made_with": {"date": "2026-01-01"}} == store.load("a", "key")
+
+
+def test_texts_of_sources_are_the_same_wherever_the_files_lie(tmp_path):
+    here, there = [tmp_path / "1a", tmp_path / "2b"], [tmp_path / "4a", tmp_path / "3b"]
+    for first, second in (here, there):
+        first.write_text("x = 1")
+        second.write_text("y = 2")
+    assert sources(*here) == sources(*there) and sources(*here) != sources(here[0])
 
 
 def test_a_peer_that_fails_is_a_row_and_is_tried_again(tmp_path):
