@@ -165,7 +165,7 @@ def test_a_click_on_a_heading_sorts_and_another_turns_the_order_around(opened, g
         assert box.locator("th[aria-sort]").get_attribute("aria-sort") == "ascending"
         box.locator("th", has_text="module").get_by_role("button").click()
         names = [text.partition("\n")[0] for text in box.locator("tbody td.module").all_inner_texts()]
-        assert names[0].startswith("2 layers: ") and names[-1] == "the model itself" and len(set(names)) > 3
+        assert names[0].endswith(" layers 0–1") and names[-1] == "the model itself" and len(set(names)) > 3
 
 
 def table(found, caption):
@@ -188,6 +188,17 @@ def test_a_long_table_shows_some_rows_and_all_when_asked_and_is_filtered(opened,
         box.get_by_role("searchbox").fill("mlp")
         shown = box.locator("tbody tr:visible").all_inner_texts()
         assert 0 < len(shown) < num_rows and all("mlp" in text for text in shown)
+        assert box.get_by_text("No row has this.").is_hidden()
+        box.get_by_role("searchbox").fill("no such module")
+        assert box.locator("tbody tr:visible").count() == 0 and box.get_by_text("No row has this.").is_visible()
+
+
+def test_a_row_of_several_layers_is_found_by_each_of_them(opened, gpt):
+    with visit(opened, gpt) as found:
+        box = table(found, "Computed again")
+        box.get_by_role("searchbox").fill("blocks.1.")
+        shown = box.locator("tbody tr:visible").all_inner_texts()
+        assert shown and any("layers 0–1" in text for text in shown)
 
 
 @pytest.mark.parametrize("width", [PHONE, DESKTOP])

@@ -197,13 +197,13 @@ def test_layers_with_the_same_decisions_share_a_treatment(kept):
     ]  # fmt: skip
     text = explanation_html(Explanation((layered(kept, range(6)),)))
     assert "<code>blocks</code> 2–5 <small>(4 layers)</small>" in text
-    assert "4 layers: <code>blocks.<wbr>*.<wbr>mlp</code>" in text
+    assert "<code>blocks.<wbr>*.<wbr>mlp</code> <small>layers 2–5</small>" in text
     assert "blocks.3: 640 FLOP computed again" in text
 
 
 def test_rows_of_one_layer_keep_their_path(kept):
     folds = folds_of(layered(kept, [0, 1, 2], "a.{}.b").values[-3:])
-    assert [(fold.module, fold.num_layers, fold.size_bytes) for fold in folds] == [("a.*.b", 3, 3 * 2**20)]
+    assert [(fold.module, fold.layers, fold.size_bytes) for fold in folds] == [("a.*.b", [0, 1, 2], 3 * 2**20)]
     assert folds_of(layered(kept, [7], "a.{}.b").values[-1:])[0].module == "a.7.b"
 
 
@@ -236,7 +236,7 @@ def test_figures_of_several_values_are_sums_with_what_each_has(kept):
         "6.0 us<br><small>3 × 2.0 us</small>",
     ]  # fmt: skip
     assert SIZE.cell(Fold(fold.rows[:1])) == "1.00 MiB"
-    assert PLACE.cell(fold).startswith("3 layers: <code>blocks.<wbr>*.<wbr>mlp</code>")
+    assert PLACE.cell(fold).startswith("<code>blocks.<wbr>*.<wbr>mlp</code> <small>layers 0–2</small>")
     assert PLACE.cell(Fold(fold.rows[:1])).startswith("<code>blocks.<wbr>0.<wbr>mlp</code>")
 
 

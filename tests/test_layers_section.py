@@ -9,7 +9,17 @@ from recompile.report.html import explanation_html
 from recompile.report.layer_text import differing, layer_texts
 from recompile.report.layer_worth import MOST_PAIRS, nearest, others_than
 from recompile.report.layers import Treatment, folds_of, layers_of, treatments_of
-from recompile.report.layers_section import bytes_text, intro, kept_figures, main_values, overlap_text, shown_and_rest
+from recompile.report.layers_section import (
+    again_list,
+    bytes_text,
+    intro,
+    kept_figures,
+    kept_list,
+    main_values,
+    overlap_text,
+    shown_and_rest,
+    unneeded_text,
+)
 from recompile.tradeoff import FrontierPoint
 from tests.test_html import layered, parsed
 from tests.test_report import report_of
@@ -31,6 +41,44 @@ def deep(kept, *turned, limit_bytes=2**30):
 def texts(graph):
     treatments = treatments_of(layers_of(graph))
     return [layer_texts(graph, treatment, treatments) for treatment in treatments]
+
+
+def with_rows(graph, *rows):
+    return replace(graph, values=(*graph.values, *rows))
+
+
+def test_what_backward_does_without_is_listed_the_largest_first_and_by_its_layer(kept):
+    graph = layered(kept, range(2))
+    one = replace(graph.values[-1], decision="", reason="", turned=None)
+    free = [replace(one, name=f"f{k}", storage=f"f{k}", size_bytes=k * MIB, shape=(str(k),)) for k in range(1, 6)]
+    others = (
+        replace(one, name="view", storage="f1", kind="view"),
+        replace(one, name="back", storage="back", side="backward"),
+        replace(one, name="empty", storage="empty", size_bytes=0),
+        replace(free[0], module="blocks.7.mlp"),  # a layer without any decision
+    )
+    layers = layers_of(with_rows(graph, *free, *others))
+    assert [(layer.number, [row.name for row in layer.unneeded]) for layer in layers if layer.number is not None] == [
+        (0, []), (1, ["f1", "f2", "f3", "f4", "f5"]),
+    ]  # fmt: skip
+    text = unneeded_text(layers[1].unneeded)
+    assert text.index("<code>f5<") < text.index("<code>f4<") < text.index("<code>f3<")
+    assert "5.00 MiB" in text and "and 2 smaller ones: 3.00 MiB" in text and "f2" not in text
+    assert unneeded_text(()) == ""
+
+
+def test_every_value_of_a_layer_is_listed_up_to_a_dozen(kept):
+    graph = layered(kept, [0])
+    more = [replace(graph.values[-1], name=f"v{k}", shape=(str(k),)) for k in range(20)]
+    text = kept_list(more[:12])
+    assert all(f"<code>v{k}</code>" in text for k in range(12)) and "smaller" not in text
+    assert "and 8 smaller ones: 8.00 MiB, in the tables below" in kept_list(more)
+
+
+def test_what_is_computed_again_has_its_size_and_dtype(kept):
+    graph = layered(kept, range(3))
+    text = again_list([row for row in graph.values if row.name == "e_2"])
+    assert "<small>1.00 MiB</small>" in text and "f32" in text
 
 
 def test_a_layer_decided_as_others_are_is_why_it_is_as_it_is(kept):

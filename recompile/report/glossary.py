@@ -45,7 +45,11 @@ TERMS = (
         f"Of a budget in bytes {PREDICTION_MARGIN:.0%} is held back for what the prediction misses: a plan must fit "
         "into the rest. Budgets to ask for have it in them.",
     ),
-    ("FLOP/B", "Arithmetic intensity: operations per byte moved. What is low is cheap to compute again."),
+    (
+        "FLOP/B",
+        "Arithmetic intensity: operations per byte moved. Where it is low an op waits for memory, and run again inside "
+        "of a kernel that reads the same it costs little; where it is high the arithmetic itself costs.",
+    ),
     (
         "block boundary",
         "A value that all of the model that follows passes through, so that what follows is rebuilt from it alone. It "

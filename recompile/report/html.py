@@ -171,7 +171,8 @@ def step_facts(explanation: Explanation) -> list[str]:
         facts.append(f"{change:+.1%} time over everything kept, {format_seconds(all_kept)}{peak}{why}")
     bound = explanation.lower_bound_seconds
     if bound is not None:
-        best = f"none can be below {format_seconds(bound)}"
+        within = " within the budget" if any(graph.limit_bytes is not None for graph in graphs) else ""
+        best = f"none{within} can be below {format_seconds(bound)}"
         facts.append(f"at most {share_above(seconds, bound)} more time than the best possible: {best}")
     return facts
 
@@ -255,7 +256,8 @@ def program_part(explanation: Explanation) -> str:
         text += (
             f" Inductor does not count the {format_bytes(spilled)} that kernels write for themselves and read again "
             "where rows (of a softmax, of a layer norm) are too long for registers. This report's time has them, and "
-            f"so has the last row: trust these two. They differ by {apart:.1%}: expect as much of a measured step."
+            f"so has the last row: trust these two. They differ by {apart:.1%}: a measured step may differ from "
+            "either by as much."
         )
     body = "".join(f'<tr><th scope="row">{n}</th><td class=num>{a}</td><td class=num>{b}</td></tr>' for n, a, b in rows)
     return (

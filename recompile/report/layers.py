@@ -58,8 +58,9 @@ class Fold:
         return self.first.module if len(self.rows) == 1 else place_of(self.first.module).folded
 
     @property
-    def num_layers(self) -> int:
-        return len({place_of(row.module).layer for row in self.rows} - {None})
+    def layers(self) -> list[int]:
+        """The numbers of the layers that the rows are in."""
+        return sorted({place_of(row.module).layer for row in self.rows} - {None})
 
     @property
     def size_bytes(self) -> int:
@@ -104,7 +105,7 @@ def by_place(rows: Iterable[ValueRow]) -> dict[tuple, ValueRow]:
 
 @dataclass(frozen=True)
 class Treatment:
-    """Layers of one kind with the same decisions; ``kept`` and ``again`` are the first one's rows.
+    """Layers of one kind with the same decisions; ``kept``, ``again`` and ``unneeded`` are the first one's rows.
 
     ``layers`` is empty for what belongs to no layer.
     """
@@ -113,6 +114,7 @@ class Treatment:
     layers: tuple[int, ...]
     kept: tuple[ValueRow, ...]
     again: tuple[ValueRow, ...]
+    unneeded: tuple[ValueRow, ...] = ()
 
     @property
     def kept_bytes(self) -> int:
@@ -121,12 +123,13 @@ class Treatment:
 
 @dataclass(frozen=True)
 class Layer:
-    """The decided values of one layer."""
+    """The decided values of one layer, and those of its forward that backward needs in no way."""
 
     stem: str
     number: int | None
     kept: tuple[ValueRow, ...]
     again: tuple[ValueRow, ...]
+    unneeded: tuple[ValueRow, ...] = ()
 
     @property
     def kept_bytes(self) -> int:
@@ -145,7 +148,7 @@ def layers_of(graph: GraphReport) -> list[Layer]:
     """Every layer that has a decided value, by stem and number; what is in none comes last, as one."""
     found: dict[tuple, list[ValueRow]] = {}
     for row in graph.values:
-        if row.decision and row.kind != "input":
+        if (row.decision and row.kind != "input") or is_unneeded(row):
             place = place_of(row.module)
             found.setdefault((place.stem, place.layer) if place.layer is not None else ("", None), []).append(row)
     order = {stem: k for k, stem in enumerate(dict.fromkeys(stem for stem, _ in found))}
@@ -156,9 +159,17 @@ def layers_of(graph: GraphReport) -> list[Layer]:
             number,
             tuple(row for row in found[stem, number] if row.decision == "saved"),
             tuple(row for row in found[stem, number] if row.decision == "recomputed"),
+            tuple(row for row in found[stem, number] if not row.decision),
         )
         for stem, number in keys
+        if any(row.decision for row in found[stem, number])
     ]
+
+
+def is_unneeded(row: ValueRow) -> bool:
+    """Whether a value is made in forward and gone before backward, which does without it."""
+    own = row.kind not in ("input", "view") and row.storage == row.name
+    return own and row.side == "forward" and not row.decision and row.size_bytes > 0
 
 
 def treatments_of(layers: Sequence[Layer]) -> list[Treatment]:
@@ -172,6 +183,7 @@ def treatments_of(layers: Sequence[Layer]) -> list[Treatment]:
             tuple(layer.number for layer in group if layer.number is not None),
             group[0].kept,
             group[0].again,
+            group[0].unneeded,
         )
         for group in groups.values()
     ]

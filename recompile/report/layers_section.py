@@ -23,8 +23,8 @@ from recompile.report.layers import (
 from recompile.report.tables import (
     code,
     code_of,
+    op_and_shape,
     role_text,
-    shape_text,
     short_op,
     source_of,
     spared_seconds,
@@ -32,7 +32,8 @@ from recompile.report.tables import (
 )
 from recompile.units import format_bytes, format_flop, format_seconds
 
-VALUES_SHOWN = 6  # of a layer, before "and n smaller ones"
+VALUES_SHOWN = 12  # of a layer, before "and n smaller ones"
+UNNEEDED_SHOWN = 3  # kinds of value that backward does without
 LAYER_HEADS = (
     ("layers", ""), ("each keeps", " class=num"), ("mostly", ""), ("computes again", " class=num"), ("mostly", "")
 )  # fmt: skip
@@ -122,7 +123,8 @@ def layer_rows(graph: GraphReport, treatment: Treatment, treatments: Sequence[Tr
     keeps = format_bytes(sum(row.size_bytes for row in treatment.kept))
     why = (
         f"<div><h3>Kept: {len(treatment.kept)} values, {keeps}</h3>{kept_list(treatment.kept)}</div>"
-        f"<div><h3>Computed again: {work_text(treatment.again)}</h3>{again_list(treatment.again)}</div>"
+        f"<div><h3>Computed again: {work_text(treatment.again)}</h3>{again_list(treatment.again)}"
+        f"{unneeded_text(treatment.unneeded)}</div>"
     )
     whole = "".join(f"<li>{escape(text)}</li>" for text in layer_texts(graph, treatment, treatments))
     whole = f"<ul class=whole>{whole}</ul>" if whole else ""
@@ -214,37 +216,61 @@ def kept_list(rows: Sequence[ValueRow]) -> str:
         lambda fold: (fold.size_bytes, spared_seconds(fold)),
         lambda fold: format_bytes(fold.first.size_bytes),
         bytes_text,
+        lambda row: code(op_and_shape(row)),
     )
 
 
 def again_list(rows: Sequence[ValueRow]) -> str:
     """The dearest ops that run again, with their reasons."""
     return values_list(
-        rows, lambda fold: fold.again_seconds, lambda fold: format_seconds(fold.first.again_seconds), seconds_text
+        rows,
+        lambda fold: fold.again_seconds,
+        lambda fold: format_seconds(fold.first.again_seconds),
+        seconds_text,
+        lambda row: f"{code(op_and_shape(row))} <small>{format_bytes(row.size_bytes)}</small>",
     )
+
+
+def unneeded_text(rows: Sequence[ValueRow]) -> str:
+    """The largest values that are neither kept nor computed again."""
+    folds = sorted(folds_of(rows, also=lambda row: None), key=lambda fold: -fold.first.size_bytes)
+    if not folds:
+        return ""
+    items = []
+    for fold in folds[:UNNEEDED_SHOWN]:
+        times = f"{len(fold.rows)} × " if len(fold.rows) > 1 else ""
+        items.append(
+            f"<li>{code(fold.first.name)}{role_text(fold.first)} {code(op_and_shape(fold.first))} "
+            f"<small>{times}{format_bytes(fold.first.size_bytes)}</small></li>"
+        )
+    rest = folds[UNNEEDED_SHOWN:]
+    items += [f"<li><small>{rest_text(rest, bytes_text)}</small></li>"] if rest else []
+    return f"<h3>Neither: backward does without</h3><ul>{''.join(items)}</ul>"
 
 
 def values_list(
     rows: Sequence[ValueRow], weight: Callable[[Fold], Any], figure: Callable[[Fold], str],
-    total: Callable[[Sequence[Fold]], str],
+    total: Callable[[Sequence[Fold]], str], what: Callable[[ValueRow], str],
 ) -> str:  # fmt: skip
-    """The weightiest folds; ``figure`` is what each of their values has, ``total`` what the others have together."""
+    """The weightiest folds; ``figure`` is what each of their values has, ``total`` what the others have together,
+    ``what`` HTML that says what a value is.
+    """
     folds = sorted(folds_of(rows), key=weight, reverse=True)
     if not folds:
         return '<p class="none">nothing</p>'
     shown, rest = shown_and_rest(folds, VALUES_SHOWN)
-    items = "".join(value_item(fold, figure(fold)) for fold in shown)
+    items = "".join(value_item(fold, figure(fold), what(fold.first)) for fold in shown)
     if rest:
         items += f'<li class="more">{rest_text(rest, total)}, in the tables below</li>'
     return f'<ul class="values">{items}</ul>'
 
 
-def value_item(fold: Fold, figure: str) -> str:
+def value_item(fold: Fold, figure: str, what: str) -> str:
     times = f"{len(fold.rows)} × " if len(fold.rows) > 1 else ""
     where = " · ".join(part for part in (code(fold.first.module), source_of(fold.first.source)) if part)
     reason = fold.first.reason
     return (
-        f"<li><span>{code(fold.first.name)}{role_text(fold.first)} {code(shape_text(fold.first))}</span>"
+        f"<li><span>{code(fold.first.name)}{role_text(fold.first)} {what}</span>"
         f"<b>{times}{figure}</b><small>{where}{code_of(fold.first)}</small>"
         f"<em>{escape(f'{reason[:1].upper()}{reason[1:]}')}.</em></li>"
     )

@@ -17,16 +17,19 @@ function setUpTable(box) {
   const limit = window.matchMedia("(max-width: 900px)").matches ? 8 : Number(box.dataset.shown);
   const button = made("button", "", "all");
   button.type = "button";
+  const nothing = made("p", "No row has this.", "none");
   let isWhole = false;
 
   function show() {
     const wanted = filter ? filter.value.trim().toLowerCase() : "";
     let found = 0;
     for (const row of body.rows) {
-      const fits = !wanted || row.textContent.toLowerCase().includes(wanted);
+      const text = `${row.textContent} ${row.dataset.find || ""}`;
+      const fits = !wanted || text.toLowerCase().includes(wanted);
       if (fits) found += 1;
       row.hidden = !fits || (!isWhole && found > limit && !row.classList.contains("this"));
     }
+    nothing.hidden = found > 0;
     button.hidden = isWhole || found <= limit;
     button.textContent = `show all ${found} rows`;
   }
@@ -55,7 +58,7 @@ function setUpTable(box) {
     isWhole = true;
     show();
   });
-  box.append(button);
+  box.append(nothing, button);
   show();
 }
 

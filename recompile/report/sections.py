@@ -28,7 +28,7 @@ VALUES_TEXT = (
     "<p class=small>Values of one op, shape and line in equal layers share a row: figures are sums, below them what "
     "each has; what is headed “each” is of one. What a kept value <b>spares</b> is by how much longer the step takes "
     "without it alone; what an op that runs again <b>adds</b> is little inside of a kernel that waits for memory. "
-    "FLOP/B is arithmetic intensity, operations per byte moved: what is low is cheap to compute again.</p>"
+    "FLOP/B is arithmetic intensity, operations per byte moved.</p>"
 )
 PLANNERS = {
     "mincut": "proposes plans by minimum cuts, simulates them, takes the fastest that fits",

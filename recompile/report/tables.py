@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from recompile.report.explanation import GraphReport, ValueRow
-from recompile.report.layers import Fold, folds_of
+from recompile.report.layers import Fold, folds_of, ranges_text
 from recompile.report.roles import dtype_text, role_of, short_op
 from recompile.report.text import price_figure, short_source
 from recompile.units import format_bytes, format_flop, format_seconds
@@ -47,7 +47,8 @@ def table(
         for k, column in enumerate(columns)
     )
     body = "".join(
-        f"<tr{f' class={css(row)}' if css(row) else ''}>{''.join(_cell(column, row) for column in columns)}</tr>"
+        f"<tr{f' class={css(row)}' if css(row) else ''}{_found_by(row)}>"
+        f"{''.join(_cell(column, row) for column in columns)}</tr>"
         for row in rows
     )
     tools = (
@@ -59,6 +60,13 @@ def table(
         f'<div class="table" data-shown="{ROWS_SHOWN}">{tools}<table><caption>{escape(caption)}</caption>'
         f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
     )
+
+
+def _found_by(item: Any) -> str:
+    """What a filter finds a row by, beside its text: the modules of all values that share it."""
+    fold = getattr(item, "fold", item)
+    modules = dict.fromkeys(row.module for row in fold.rows) if isinstance(fold, Fold) else ()
+    return f' data-find="{escape(" ".join(modules))}"' if len(modules) > 1 else ""
 
 
 def _css(column: Column) -> str:
@@ -117,10 +125,10 @@ def op_and_shape(row: ValueRow) -> str:
 
 
 def place_cell(fold: Fold) -> str:
-    """The module, the line and its text; how many layers it is in, where that is not the number of values."""
-    layers = f"{fold.num_layers} layers: " if fold.num_layers > 1 else ""
+    """The module, the line and its text; which layers it is in, where these are several."""
+    layers = f" <small>layers {ranges_text(fold.layers)}</small>" if len(fold.layers) > 1 else ""
     module = path_code(fold.module, ".") or MODEL_ITSELF
-    return f"{layers}{module}<br><small>{source_of(fold.first.source)}</small>{code_of(fold.first)}"
+    return f"{module}{layers}<br><small>{source_of(fold.first.source)}</small>{code_of(fold.first)}"
 
 
 def code_of(row: ValueRow) -> str:
