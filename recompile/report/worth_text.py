@@ -48,9 +48,15 @@ def kept_text(row: ValueRow, graph: GraphReport) -> str:
         return text + price_text(turned) + dropped_fit_text(turned, graph)
     though = f", though {again} run again" if again else ""
     if turned.seconds < -EQUAL_S:
-        found = dropped_fit_text(turned, graph) or ": the search did not find this"
+        found = dropped_fit_text(turned, graph) or f": {missed_text(turned, graph)}"
         return f"yet dropping it alone would make the step {format_seconds(-turned.seconds)} shorter{though}{found}"
     return f"without it the step takes as long{though}{dropped_fit_text(turned, graph)}"
+
+
+def missed_text(turned: Turned, graph: GraphReport) -> str:
+    """That a decision would be better the other way, and how little that may be."""
+    share = f" ({-turned.seconds / graph.step_seconds:.2%} of the step)" if graph.step_seconds else ""
+    return f"the search did not find this{share}"
 
 
 def dropped_fit_text(turned: Turned, graph: GraphReport) -> str:
@@ -68,7 +74,7 @@ def rebuilt_text(row: ValueRow, graph: GraphReport) -> str:
     if turned.seconds < -EQUAL_S:
         also = f" and {format_flop(-turned.flop)}" if turned.flop < 0 else ""
         text = f"kept, it would spare {format_seconds(-turned.seconds)}{also}"
-        return text + price_text(turned) + (fit_text(turned, graph) or "; the search did not find this")
+        return text + price_text(turned) + (fit_text(turned, graph) or f"; {missed_text(turned, graph)}")
     if turned.seconds > EQUAL_S:
         return f"slower if kept: the step would take {format_seconds(turned.seconds)} longer{moved_text(row)}"
     return "not worth its memory: kept, the step would take as long"
