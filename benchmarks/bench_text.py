@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ MODEL_NAMES = (
 
 def summary(records: Sequence[dict[str, Any]], command: str) -> str:
     """Markdown."""
-    made = records[0]["made_with"]
+    made = {key: values_text(record["made_with"][key] for record in records) for key in records[0]["made_with"]}
     parts = [
         f"# Ours and peers\n\nMade by `{command}` on {made['machine']}, one thread, torch {made['torch']}, Python "
         f"{made['python']}, {made['date']}. Peaks are over what is allocated when forward starts.",
@@ -41,6 +41,11 @@ def summary(records: Sequence[dict[str, Any]], command: str) -> str:
         "\n".join(f"![{record['model']}](plots/{record['model']}.png)" for record in records),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def values_text(values: Iterable[str]) -> str:
+    """Each of some values once; models may have been run on several machines and days."""
+    return " or ".join(sorted(set(values)))
 
 
 # Verdicts

@@ -138,6 +138,14 @@ def test_every_line_of_the_table_has_every_column():
     assert [len(line) for line in lines] == [len(bench_text.NAMES)] * 6
 
 
+def test_all_machines_and_days_are_named():
+    first, second = record(GOOD), record(GOOD)
+    second["made_with"] = {**second["made_with"], "machine": "3 x another", "date": "2026-12-01"}
+    text = bench_text.summary([first, second, first], "make bench")
+    assert " on 2 x a processor or 3 x another, one thread, torch 2.13.0," in text
+    assert "2026-11-30 or 2026-12-01. " in text
+
+
 def test_a_picture_has_what_was_measured_and_what_has_a_program():
     made = record(row("eager", peer=figures(60, 0.3)), row("sqrt", error="no"), GOOD)
     measured = {"peers": [("eager", 60, 300), ("checkpoint", 50, 200)], "ours": [("checkpoint", 49, 190)]}
