@@ -50,7 +50,7 @@ def with_rows(graph, *rows):
 def test_what_backward_does_without_is_listed_the_largest_first_and_by_its_layer(kept):
     graph = layered(kept, range(2))
     one = replace(graph.values[-1], decision="", reason="", turned=None)
-    free = [replace(one, name=f"f{k}", storage=f"f{k}", size_bytes=k * MIB, shape=(str(k),)) for k in range(1, 6)]
+    free = [replace(one, name=f"f{k}", storage=f"f{k}", size_bytes=k * MIB, shape=(str(k),)) for k in range(1, 11)]
     others = (
         replace(one, name="view", storage="f1", kind="view"),
         replace(one, name="back", storage="back", side="backward"),
@@ -59,11 +59,11 @@ def test_what_backward_does_without_is_listed_the_largest_first_and_by_its_layer
     )
     layers = layers_of(with_rows(graph, *free, *others))
     assert [(layer.number, [row.name for row in layer.unneeded]) for layer in layers if layer.number is not None] == [
-        (0, []), (1, ["f1", "f2", "f3", "f4", "f5"]),
+        (0, []), (1, [f"f{k}" for k in range(1, 11)]),
     ]  # fmt: skip
     text = unneeded_text(layers[1].unneeded)
-    assert text.index("<code>f5<") < text.index("<code>f4<") < text.index("<code>f3<")
-    assert "5.00 MiB" in text and "and 2 smaller ones: 3.00 MiB" in text and "f2" not in text
+    assert text.index("<code>f10<") < text.index("<code>f4<") < text.index("<code>f3<")
+    assert "10.00 MiB" in text and "and 2 smaller ones: 3.00 MiB" in text and "f2<" not in text
     assert unneeded_text(()) == ""
 
 

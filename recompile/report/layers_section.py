@@ -33,7 +33,7 @@ from recompile.report.tables import (
 from recompile.units import format_bytes, format_flop, format_seconds
 
 VALUES_SHOWN = 12  # of a layer, before "and n smaller ones"
-UNNEEDED_SHOWN = 3  # kinds of value that backward does without
+UNNEEDED_SHOWN = 8  # kinds of value that backward does without
 LAYER_HEADS = (
     ("layers", ""), ("each keeps", " class=num"), ("mostly", ""), ("computes again", " class=num"), ("mostly", "")
 )  # fmt: skip
@@ -245,7 +245,8 @@ def unneeded_text(rows: Sequence[ValueRow]) -> str:
         )
     rest = folds[UNNEEDED_SHOWN:]
     items += [f"<li><small>{rest_text(rest, bytes_text)}</small></li>"] if rest else []
-    return f"<h3>Neither: backward does without</h3><ul>{''.join(items)}</ul>"
+    why = "What backward reads is kept, or made again without them; they live in forward alone, many within a kernel."
+    return f"<h3>Neither: backward does without</h3><p class=small>{why}</p><ul>{''.join(items)}</ul>"
 
 
 def values_list(
