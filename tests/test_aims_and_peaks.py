@@ -222,7 +222,7 @@ def test_a_plan_is_asked_for_less_where_its_program_misses_and_for_more_where_th
 
 
 def test_after_a_plan_that_leaves_room_and_misses_another_plan_is_asked_for():
-    """Plans take 3 or 5 GiB, their programs 1.6 more: within 6.5 GiB the first of the two keeps to it, and no third."""
+    """Plans take 3 or 5 GiB, their programs 1.6 more: of the two only the smaller one keeps to 6.5 GiB."""
     subject, asked = aims.Subject.__new__(aims.Subject), []
     subject.fixed_bytes = 0
 

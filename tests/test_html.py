@@ -199,6 +199,7 @@ def test_layers_with_the_same_decisions_share_a_treatment(kept):
     assert "<code>blocks</code> 2–5 <small>(4 layers)</small>" in text
     assert "<code>blocks.<wbr>*.<wbr>mlp</code> <small>layers 2–5</small>" in text
     assert "blocks.3: 640 FLOP computed again" in text
+    assert 'data-find="blocks.2.mlp blocks.3.mlp blocks.4.mlp blocks.5.mlp"' in text
 
 
 def test_rows_of_one_layer_keep_their_path(kept):
