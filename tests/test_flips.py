@@ -4,7 +4,7 @@ from array import array
 from dataclasses import dataclass
 
 from recompile.errors import PlanError
-from recompile.planner.flips import LEAST_GAIN, climb, fill, flip_groups
+from recompile.planner.flips import climb, flip_groups
 from recompile.planner.mincut import is_smaller
 from recompile.planner.network import cut_network
 from recompile.planner.pool import Candidate
@@ -84,64 +84,3 @@ def test_of_plans_with_equal_peaks_that_is_smaller_which_leaves_more_room_in_the
     assert is_smaller(step_of(80, 100), step_of(90, 100)) and not is_smaller(step_of(90, 100), step_of(80, 100))
     assert is_smaller(step_of(99, 99), step_of(10, 100))
     assert is_smaller(step_of(90, 100, seconds=1.0), step_of(90, 100, seconds=2.0))
-
-
-@dataclass(frozen=True)
-class Weighed:
-    """Stands for a simulated plan: each value from 1 to 6 takes 10 bytes and spares 1 second of 100, 7 to 9 a byte each
-    and 0.5; 20 cannot be.
-    """
-
-    saved: frozenset[int]
-
-    @property
-    def peak_bytes(self):
-        return sum(10 if i < 7 else 1 for i in self.saved)
-
-    @property
-    def step_seconds(self):
-        return 100 - sum(1.0 if i < 7 else 0.5 for i in self.saved)
-
-
-def filled(limit_bytes, groups, most_flips=100):
-    asked = []
-
-    def simulated(saved):
-        asked.append(saved)
-        if 20 in saved:
-            raise PlanError("20 cannot be kept")
-        return Weighed(saved)
-
-    found = fill(Weighed(frozenset()), map(frozenset, groups), simulated, limit_bytes, most_flips)
-    return sorted(found.saved), len(asked)
-
-
-def test_what_does_not_fit_in_all_equal_segments_is_kept_in_the_last_of_them():
-    assert filled(35, [range(1, 7)])[0] == [4, 5, 6]
-    assert filled(60, [range(1, 7)])[0] == [1, 2, 3, 4, 5, 6]
-
-
-def test_what_gains_most_for_a_byte_is_kept_first_and_the_rest_takes_what_is_left():
-    assert filled(13, [range(1, 7), range(7, 10)])[0] == [6, 7, 8, 9]
-    assert filled(12, [range(1, 7), range(7, 10)])[0] == [7, 8, 9]
-    assert filled(2, [range(1, 7), range(7, 10)])[0] == [8, 9]
-
-
-def test_a_flip_that_no_plan_can_have_is_passed_over_and_flips_end_where_they_were_given_out():
-    assert filled(35, [(19, 20), range(1, 7)])[0] == [4, 5, 6]
-    assert filled(35, [range(1, 7)], most_flips=1) == ([], 1)
-
-
-def test_equal_segments_stay_alike_where_less_than_the_least_gain_is_in_it():
-    assert LEAST_GAIN * 100 < 0.5  # one of 7 to 9 is more
-    assert filled(1, [range(7, 10)])[0] == [9]
-    left_alone = fill(Slow(frozenset()), [frozenset(range(7, 10))], Slow, 1, 100)
-    assert left_alone.saved == frozenset()
-
-
-class Slow(Weighed):
-    """Each value spares 0.01 seconds of 100."""
-
-    @property
-    def step_seconds(self):
-        return 100 - 0.01 * len(self.saved)

@@ -3,21 +3,18 @@
 Additive prices misjudge what a kernel shares (an embedding kept for a kernel that reads the table anyway, a rotary
 table rebuilt in every layer), and pieces of plans (``library``) what neighbours share. Here one value is flipped, kept
 or rebuilt, in all equal segments that treat it alike, and the plan is simulated; the first improvement is taken and the
-search goes on from there. A pass costs one simulation for each kind of value, whatever the depth. What a limit has no
-room for in all of them is then flipped in some (``fill``).
+search goes on from there. A pass costs one simulation for each kind of value, whatever the depth.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from recompile.errors import PlanError
 from recompile.planner.network import CutNetwork
 from recompile.planner.pool import Candidate
 from recompile.planner.segments import Segments
-
-LEAST_GAIN = 0.0025  # of a step's seconds
 
 
 def flip_groups(
@@ -72,45 +69,3 @@ def climb(
                 yield best
         if best is before:
             return
-
-
-def fill(
-    start: Candidate,
-    groups: Iterable[frozenset[int]],
-    simulated: Callable[[frozenset[int]], Candidate],
-    limit_bytes: int,
-    most_flips: int,
-) -> Candidate:
-    """A plan with flips that make it faster made in as many of the equal segments as fit, the last ones.
-
-    The last ones, since what they keep is freed first in backward; what gains most per byte goes first. The plan itself
-    where all that gains less than LEAST_GAIN: equal segments are treated alike unless that costs something.
-    """
-    left, best = most_flips, start
-
-    def tried(flipped: Iterable[int]) -> Candidate | None:
-        nonlocal left
-        left -= 1
-        try:
-            return simulated(best.saved.symmetric_difference(flipped))
-        except PlanError:
-            return None  # a value of these is needed to rebuild one that cannot be saved
-
-    worth: list[tuple[float, frozenset[int]]] = []
-    for group in groups:
-        whole = tried(group) if len(group) > 1 and left > 0 else None
-        if whole is not None and whole.step_seconds < start.step_seconds:
-            gained, taken = start.step_seconds - whole.step_seconds, whole.peak_bytes - start.peak_bytes
-            worth.append((gained / max(taken, 1), group))
-    for _, group in sorted(worth, key=lambda pair: -pair[0]):
-        members, improved = sorted(group), None
-        fit, too_many = 0, len(group) + 1
-        while too_many - fit > 1 and left > 0:
-            middle = (fit + too_many) // 2
-            new = tried(members[-middle:])
-            if new is not None and new.peak_bytes <= limit_bytes and new.step_seconds < best.step_seconds:
-                improved, fit = new, middle
-            else:
-                too_many = middle
-        best = improved or best
-    return best if best.step_seconds <= (1 - LEAST_GAIN) * start.step_seconds else start

@@ -9,8 +9,8 @@
 3. For a budget, dynamic programming picks the fastest way for each segment so that the peak fits (``mixture``); the
    result is simulated, and corrected where the figures did not add up. Around the fastest simulated plan that fits
    values are turned and what they teach is mixed again, as long as that makes it faster; then single values are flipped
-   in all equal segments, and in some of them where all would not fit (``flips``). A larger budget never gets a slower
-   answer but by what was tried at just that budget.
+   in all equal segments (``flips``), and what is kept for little is given up for what spares more (``exchange``). A
+   larger budget never gets a slower answer but by what was tried at just that budget.
 
 Complexity: some 100 cuts and 200 simulations whatever the depth, each near linear in the graph. Known to be suboptimal:
 pieces are measured one by one, so what two neighbours save together in a shared kernel shows only by chance; no value
@@ -20,6 +20,7 @@ is rebuilt twice, so that the smallest peak of N equal layers grows as sqrt(N).
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from recompile.collector import collector_paused
@@ -27,8 +28,9 @@ from recompile.errors import PlanError
 from recompile.hardware import Hardware
 from recompile.joint import Budget, JointGraph, Plan
 from recompile.planner.envelope import envelope
+from recompile.planner.exchange import SMALLEST_SHARE, exchange, likely_groups
 from recompile.planner.finish import check_budget, plan_from
-from recompile.planner.flips import climb, fill, flip_groups
+from recompile.planner.flips import climb, flip_groups
 from recompile.planner.full import full_recompute_set
 from recompile.planner.library import Library
 from recompile.planner.mixture import fastest_mixture
@@ -52,6 +54,8 @@ MAX_FILLED_GAPS = 4
 # so often around an answer.
 NUM_TURNED_PLANS = 4
 MOST_REFINEMENTS = 3
+# Times that what an answer keeps for little is given up for what spares more; most end after one or two.
+MOST_EXCHANGES = 3
 # Flips of single values around the smallest plan, and around an answer: as many as visit this many nodes together.
 FLIP_WORK = 200_000
 LEAST_FLIPS = 30
@@ -146,10 +150,19 @@ class Search:
                 self._fill_gap_at(pool, limit)
         refined = self._refined(pool, libraries, limit)
         climbed = list(self._climb(pool, refined, faster_within(limit), limit))[-1]
-        if limit is None:
-            return climbed
-        groups = flip_groups(self.network, self.segments, climbed.saved)
-        return fill(climbed, groups, pool.add, limit, self._most_flips())
+        return self._exchanged(pool, climbed, math.inf if limit is None else limit)
+
+    def _exchanged(self, pool: Pool, plan: Candidate, limit: float) -> Candidate:
+        """The plan with what it keeps for little given up for what spares more."""
+        for _ in range(MOST_EXCHANGES):
+            groups = flip_groups(
+                self.network, self.segments, plan.saved, least_bytes=int(SMALLEST_SHARE * plan.peak_bytes)
+            )
+            likely = likely_groups(self.network, groups, plan.saved, self._most_flips())
+            before, plan = plan, exchange(plan, likely, pool.add, limit, self._most_flips())
+            if plan is before:
+                break
+        return plan
 
     def _refined(self, pool: Pool, libraries: Sequence[Library], limit: int | None) -> Candidate:
         """The fastest plan within the limit, after mixing what turns around it teach as long as that helps."""
