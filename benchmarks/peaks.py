@@ -39,6 +39,7 @@ from recompile import records
 from recompile.backend import Partitioner, inductor_patches
 from recompile.errors import BudgetError
 from recompile.options import Options, sources_hash
+from recompile.torch_private_order import stores_arguments_late
 from recompile.work import work_of
 from tests.whole.interpret import Joint, interpreted
 
@@ -131,7 +132,8 @@ def planned(joint: Joint, way: Way) -> dict[str, Any]:
     except BudgetError as error:
         return {**asdict(way), "floor_bytes": error.floor_bytes}
     halves = partition.forward, partition.backward
-    key = fingerprint(*map(text_of, halves), patches, sources(*MEASURING_SOURCES), torch.__version__)
+    ordered = ["in the graph's order"] if way.method == "recompile" and any(map(stores_arguments_late, halves)) else []
+    key = fingerprint(*map(text_of, halves), patches, sources(*MEASURING_SOURCES), torch.__version__, *ordered)
     found = {**asdict(way), "key": key, "flop": sum(map(flop_of, halves))}
     for report in reports:
         found |= {

@@ -250,8 +250,9 @@ def compile_with_inductor(
         return compile_fx(model, inputs, config_patches=dict(config_patches))
     from recompile.torch_private_emitted import recording
     from recompile.torch_private_fusion import with_short_lives
+    from recompile.torch_private_order import with_planned_order
 
-    inner = with_short_lives(compile_fx_inner, config_patches)
+    inner = with_planned_order(with_short_lives(compile_fx_inner, config_patches))
     patches = {**config_patches, "custom_partitioner_fn": partitioner}
     if emitted is None:
         return compile_fx(model, inputs, inner_compile=inner, config_patches=patches)

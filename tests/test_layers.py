@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 TORCH_INTERNALS = ("torch._functorch", "torch._inductor", "torch._dynamo", "torch._subclasses", "triton")
-PRIVATE_PARTS = ("", "_emitted", "_fakes", "_fusion", "_gpu", "_lowering", "_stock", "_trace")
+PRIVATE_PARTS = ("", "_emitted", "_fakes", "_fusion", "_gpu", "_lowering", "_order", "_stock", "_trace")
 MAY_USE_INTERNALS = tuple(f"recompile.torch_private{part}" for part in PRIVATE_PARTS)
 FACT_FILES = (
     "annotation",
