@@ -52,6 +52,7 @@ MODEL_SOURCES = (
 MEASURING_SOURCES = tuple(
     Path(recompile.__file__).parent / name for name in ("measurement.py", "torch_private_fusion.py")
 )
+ORDER_SOURCE = Path(recompile.__file__).parent / "torch_private_order.py"  # of programs that it has a say in
 SHARES = tuple(step / 10 for step in range(10, -1, -1))
 NUM_BETWEEN = 3  # budgets in bytes between the floor and the fastest plan's peak
 BELOW_FLOOR = 0.97
@@ -132,8 +133,9 @@ def planned(joint: Joint, way: Way) -> dict[str, Any]:
     except BudgetError as error:
         return {**asdict(way), "floor_bytes": error.floor_bytes}
     halves = partition.forward, partition.backward
-    ordered = ["in the graph's order"] if way.method == "recompile" and any(map(stores_arguments_late, halves)) else []
-    key = fingerprint(*map(text_of, halves), patches, sources(*MEASURING_SOURCES), torch.__version__, *ordered)
+    is_ordered = way.method == "recompile" and any(map(stores_arguments_late, halves))
+    order = [sources(ORDER_SOURCE)] if is_ordered else []
+    key = fingerprint(*map(text_of, halves), patches, sources(*MEASURING_SOURCES), torch.__version__, *order)
     found = {**asdict(way), "key": key, "flop": sum(map(flop_of, halves))}
     for report in reports:
         found |= {

@@ -23,6 +23,7 @@ from torch._inductor import memory
 from torch._inductor.virtualized import V
 
 from recompile.joint import Kind
+from recompile.torch_private_emitted import op_of
 from recompile.work import kind_of
 
 
@@ -44,7 +45,10 @@ def planned_order(graph: fx.GraphModule) -> Iterator[None]:
         yield
         return
 
-    def ordered(nodes: Sequence[Any], *_: Any) -> list[Any]:
+    reorder = memory.reorder_for_peak_memory
+
+    def ordered(nodes: Sequence[Any], *args: Any, **kwargs: Any) -> list[Any]:
+        reorder(nodes, *args, **kwargs)  # for what it notes about buffers: later passes ask for it
         return in_order(nodes, {node: k for k, node in enumerate(V.graph.graph.nodes)})
 
     with mock.patch.object(memory, "reorder_for_peak_memory", ordered):
@@ -75,7 +79,7 @@ def in_order(nodes: Sequence[Any], place: Mapping[fx.Node, int]) -> list[Any]:
 
     ``place``: of each node of the graph.
     """
-    called = {op for node in nodes for each in node.get_nodes() if each.is_extern() for op in ops_of(each, place)[-1:]}
+    called = {each: op_of(each.node) for node in nodes for each in node.get_nodes() if each.is_extern()}
     rank = {node: (min(own_place(each, place, called) for each in node.get_nodes()), k) for k, node in enumerate(nodes)}
     maker = {name: node for node in nodes for name in node.get_buffer_names()}
     sources = {node: {maker[d.name] for d in node.unmet_dependencies if d.name in maker} - {node} for node in nodes}
@@ -97,14 +101,13 @@ def in_order(nodes: Sequence[Any], place: Mapping[fx.Node, int]) -> list[Any]:
     return found
 
 
-def own_place(node: Any, place: Mapping[fx.Node, int], called: set[fx.Node]) -> int:
-    """Where the graph has what a node computes: the last op in it, but for a loop no library call that it is for."""
-    ops = ops_of(node, place)
-    own = ops if node.is_extern() else [op for op in ops if op not in called]
-    return max((place[op] for op in own or ops), default=-1)
+def own_place(node: Any, place: Mapping[fx.Node, int], called: Mapping[Any, fx.Node | None]) -> int:
+    """Where the graph has what a node computes: a library call itself, for loops the last op that is no such call.
 
-
-def ops_of(node: Any, place: Mapping[fx.Node, int]) -> list[fx.Node]:
-    """The graph's nodes that went into one of Inductor's, in order."""
-    origins = node.node.origins if node.node is not None else ()
-    return sorted((op for op in origins if op in place), key=place.__getitem__)
+    ``called``: the op of each of Inductor's nodes that is a library call.
+    """
+    if called.get(node) in place:
+        return place[called[node]]
+    ops = [op for op in (node.node.origins if node.node is not None else ()) if op in place]
+    loops = [op for op in ops if op not in called.values()]  # one for a call's sake names the call as well
+    return max(map(place.__getitem__, loops or ops), default=-1)

@@ -41,6 +41,14 @@ class Dep:
     name: str
 
 
+@dataclass(frozen=True)
+class Op:
+    """A node of the graph."""
+
+    number: int
+    target: str = "op"
+
+
 @dataclass(eq=False)
 class Scheduled:
     """A node of Inductor's scheduler as far as the order looks at it: what it makes, reads and is computed from."""
@@ -56,7 +64,8 @@ class Scheduled:
 
     @property
     def node(self):
-        return SimpleNamespace(origins=self.ops)
+        ops = [Op(k) for k in self.ops]
+        return SimpleNamespace(origins=ops, get_origins=lambda: ops, get_origin_node=lambda: ops[-1])
 
     def get_nodes(self):
         return [self]
@@ -86,7 +95,7 @@ class Fused:
 
 
 def order_of(*nodes):
-    return ["+".join(sorted(node.get_buffer_names())) for node in in_order(nodes, {k: k for k in range(10)})]
+    return ["+".join(sorted(node.get_buffer_names())) for node in in_order(nodes, {Op(k): k for k in range(10)})]
 
 
 def test_what_a_call_reads_is_computed_where_the_graph_has_it_and_so_is_its_copy():
