@@ -18,6 +18,7 @@ import torch.fx as fx
 from recompile.joint import JointGraph, Kind, Side
 from recompile.rules import written_arguments
 from recompile.torch_private import is_tangent
+from recompile.work import looked_at
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +52,23 @@ class Dataflow:
     def maker(self, buffer: int) -> int:
         """The op that allocates a buffer."""
         return self.op[buffer]
+
+    @functools.cached_property
+    def sized(self) -> np.ndarray:
+        """Two rows: ops, and buffers of which these want the sizes alone, so that they are arguments and not read."""
+        found = [
+            (i, b)
+            for i, arguments in enumerate(self.inputs)
+            for b in {self.buffer[a] for a in arguments if self.is_op[i]}.difference(self.reads[i])
+        ]
+        return np.array(found, dtype=np.int64).reshape(-1, 2).T
+
+    def num_sized(self, ops: np.ndarray) -> np.ndarray:
+        """By buffer how many of these ops want its sizes alone: users to Inductor, which counts arguments."""
+        users, buffers = self.sized
+        runs = np.zeros(len(self.nodes), dtype=bool)
+        runs[ops] = True
+        return np.bincount(buffers[runs[users]], minlength=len(self.nodes))
 
     # What the orders below need whatever the plan is.
 
@@ -131,7 +149,10 @@ def dataflow_of(joint: JointGraph) -> Dataflow:
         allocates = buffer[i] == i and not is_input[i] and not views[i] and not written_arguments(node)
         if allocates and isinstance(node.meta.get("val"), torch.Tensor):
             makes[op[i]].append(i)
-    reads = tuple(tuple(dict.fromkeys(buffer[a] for a in inputs[i])) if is_op[i] else () for i in range(len(nodes)))
+    reads = tuple(
+        tuple(dict.fromkeys(buffer[index[a]] for a in looked_at(node))) if runs else ()
+        for node, runs in zip(nodes, is_op, strict=True)
+    )
     return Dataflow(
         nodes=nodes,
         index=index,

@@ -312,7 +312,7 @@ def program_ops(
     num_read = counts[ops]
     places = np.repeat(starts[ops] - (np.cumsum(num_read) - num_read), num_read) + np.arange(num_read.sum())
     read = buffers[places]
-    num_readers = np.bincount(read, minlength=num_nodes)
+    num_readers = np.bincount(read, minlength=num_nodes) + flow.num_sized(ops)
     last_reader = np.full(num_nodes, -1, dtype=np.int64)
     last_reader[read] = np.repeat(stretch, num_read)  # of several readers of a buffer the last one stays
     must = np.zeros(num_nodes, dtype=bool)

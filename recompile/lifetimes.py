@@ -13,16 +13,24 @@ import numpy as np
 from recompile.kernels import ALWAYS_STORED, LOOPED, MADE, ROLES, Kernel, Schedule, batch_of
 
 # What happens to a buffer while a kernel runs: bits of one number. WRITTEN: allocated by it; DIES: freed after it;
-# FROM_LOOP: made by a generated loop, here or before.
-WRITTEN, DIES, FROM_LOOP = 1, 2, 4
+# FROM_LOOP: made by a generated loop, here or before; IN_STORAGE: part of a larger allocation, see ``slices``.
+WRITTEN, DIES, FROM_LOOP, IN_STORAGE = 1, 2, 4, 8
 
 
 def lifetimes(
     kernels: Sequence[Kernel], num_buffers: int, kept: Collection[int], releasable: Collection[int]
 ) -> list[bytes]:
     """For each kernel, in order, its part of ``fates``: a byte for each of the buffers in its ``touches``."""
-    schedule = Schedule([batch_of([*enumerate(kernels)])], is_in_order=True)
-    found = fates(schedule, num_buffers, kept, releasable)
+    return by_kernel(fates(in_sequence(kernels), num_buffers, kept, releasable), kernels)
+
+
+def in_sequence(kernels: Sequence[Kernel]) -> Schedule:
+    """The schedule of kernels that are given in the order in which they run."""
+    return Schedule([batch_of([*enumerate(kernels)])], is_in_order=True)
+
+
+def by_kernel(found: bytes, kernels: Sequence[Kernel]) -> list[bytes]:
+    """Each kernel's part of ``fates``."""
     ends = [0, *accumulate(len(kernel.uses) for kernel in kernels)]
     return [found[start:end] for start, end in pairwise(ends)]
 

@@ -7,15 +7,16 @@ time, and its sums agree with the simulation's to the byte.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from recompile.channels_last import copied_for_layout
 from recompile.dataflow import Dataflow, backward_order, forward_order, tangents_of
 from recompile.kernels import Kernel
-from recompile.lifetimes import DIES, WRITTEN, lifetimes
+from recompile.lifetimes import DIES, IN_STORAGE, WRITTEN, by_kernel, fates, in_sequence
+from recompile.slices import Lives, slices_of, storages_in
 from recompile.stretches import backward_stretches, forward_stretches, stretches_of
 from recompile.timeline import Simulation, Timeline, recomputed_ops
 
@@ -76,6 +77,19 @@ class Program:
     alive: dict[int, Use]
     use_when_made: dict[int, Use]  # of buffers that are no temporaries
     loops_run_together: bool  # so that what dies in one is freed after the last before a library call
+    lives: list[Lives] = field(default_factory=list)  # of what has slices in it
+
+    def touched(self, k: int) -> tuple[list[int], list[int]]:
+        """The buffers that kernel k allocates, and those that are freed after it."""
+        by_itself = [
+            (b, bits)
+            for b, bits in zip(self.kernels[k].touches.tolist(), self.fates[k], strict=True)
+            if not bits & IN_STORAGE
+        ]
+        made = [b for b, bits in by_itself if bits & WRITTEN]
+        dead = [b for b, bits in by_itself if bits & DIES]
+        made += [life.whole for life in self.lives if life.birth == k]
+        return made, dead + [life.whole for life in self.lives if life.death == k]
 
 
 def occupancy_of(timeline: Timeline, saved: frozenset[int], simulation: Simulation) -> Occupancy:
@@ -109,21 +123,20 @@ def follow(
             held[(made if buffer in made else there).pop(buffer)] -= size_bytes[buffer]
         dead.clear()
 
-    for k, (kernel, fate) in enumerate(zip(program.kernels, program.fates, strict=True)):
+    for k, kernel in enumerate(program.kernels):
         is_freed_at_once = kernel.is_extern or not program.loops_run_together
         if is_freed_at_once:
             free()
-        touched = list(zip(kernel.touches.tolist(), fate, strict=True))
-        for buffer, bits in touched:
-            if bits & WRITTEN:
-                made[buffer] = program.use_when_made.get(buffer, Use.TEMPORARY)
-                held[made[buffer]] += size_bytes[buffer]
+        new, last_used = program.touched(k)
+        for buffer in new:
+            made[buffer] = program.use_when_made.get(buffer, Use.TEMPORARY)
+            held[made[buffer]] += size_bytes[buffer]
         for use, count in split_exactly(held, live_bytes[k]).items():
             columns[use].append(count)
         if k == highest:
             alive = [Resident(b, size_bytes[b], use) for b, use in [*there.items(), *made.items()]]
             found = k, tuple(sorted(alive, key=_largest_first))
-        dead += [buffer for buffer, bits in touched if bits & DIES]
+        dead += last_used
         if is_freed_at_once:
             free()
     return found
@@ -177,13 +190,16 @@ def backward_of(timeline: Timeline, saved: frozenset[int]) -> Program:
 
 def program_of(
     timeline: Timeline, phase: str, order: Sequence[int], numbers: tuple[np.ndarray, np.ndarray],
-    kept: frozenset[int], at_hand: frozenset[int], alive: dict[int, Use], uses: dict[int, Use], releasable,
+    kept: frozenset[int], at_hand: frozenset[int], alive: dict[int, Use], uses: dict[int, Use],
+    releasable: Collection[int],
 ) -> Program:  # fmt: skip
     """Kernels and lifetimes, as in ``Timeline.simulate``."""
     indices = np.array(order, dtype=np.int64)
     kernels = timeline.stretches.schedule(indices, stretches_of(indices, numbers), kept, at_hand).kernels()
-    fates = lifetimes(kernels, len(timeline.flow.nodes), kept, releasable)
-    return Program(phase, kernels, fates, alive, uses, timeline.facts.loops_run_together)
+    schedule = in_sequence(kernels)
+    found = fates(schedule, len(timeline.flow.nodes), kept, releasable)
+    found, lives = storages_in(schedule, found, timeline.flow, slices_of(timeline.flow), kept)
+    return Program(phase, kernels, by_kernel(found, kernels), alive, uses, timeline.facts.loops_run_together, lives)
 
 
 def handed_over_by(flow: Dataflow, saved: frozenset[int]) -> frozenset[int]:

@@ -6,8 +6,14 @@ each result is reduced in parts by a first kernel, and the parts by a second, ea
 
 from __future__ import annotations
 
-from recompile.chip import Chip
+from recompile.chip import CHIPS, Chip
+from recompile.dataflow import Dataflow
+from recompile.hardware import Hardware
+from recompile.inlining import LONGEST_ROW_ON_GPU, FusionFacts
+from recompile.joint import Kind
+from recompile.work import name_of, words
 
+WELFORD = words("native_batch_norm native_group_norm std std_mean var var_mean")  # reduced by Welford's algorithm
 # All from ``reduction_split_factor``, elements unless said otherwise.
 WARP_THREADS = 32
 BLOCK_THREADS = 8 * WARP_THREADS
@@ -18,6 +24,19 @@ LONGEST_UNSPLIT_ROW = 8192
 LONGEST_UNSPLIT_ROW_FROM_BLACKWELL = 524288
 BLACKWELL = (10, 0)  # compute capability
 CLOSE_DIVISOR, CLOSE_DIVISOR_OF_COLUMN, CLOSE_LARGE_DIVISOR = 30, 20, 50  # an even split that near is preferred
+
+
+def more_kernels(flow: Dataflow, facts: FusionFacts, hardware: Hardware) -> dict[int, int]:
+    """Per reduction that Inductor splits on a GPU the kernels that it takes beside the first."""
+    if facts.longest_row != LONGEST_ROW_ON_GPU:
+        return {}
+    chip = CHIPS.get(hardware.name, CHIPS["h100"])
+    found = {}
+    for i, shape in enumerate(facts.shape):
+        if flow.is_op[i] and flow.kind[i] is Kind.REDUCTION and shape.inner > 1:
+            is_welford = name_of(flow.nodes[i].target) in WELFORD
+            found[i] = num_kernels(shape.outer, shape.inner, shape.reduces_rows, is_welford, chip) - 1
+    return {i: more for i, more in found.items() if more}
 
 
 def num_kernels(num_results: int, per_result: int, is_row: bool, is_welford: bool, chip: Chip) -> int:

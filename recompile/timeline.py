@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from recompile.channels_last import biased_apart, copied_for_layout, forward_convolutions, laid_anew, on_cpu
-from recompile.chip import CHIPS
 from recompile.dataflow import (
     Dataflow,
     backward_order,
@@ -28,13 +27,14 @@ from recompile.dataflow import (
     tangents_of,
 )
 from recompile.hardware import Hardware
-from recompile.inlining import LONGEST_ROW_ON_GPU, FusionFacts, StoredOp, fusion_facts
+from recompile.inlining import FusionFacts, StoredOp, fusion_facts
 from recompile.joint import JointGraph, Kind
 from recompile.kernels import Batch, Kernel
-from recompile.lifetimes import DIES, FROM_LOOP, WRITTEN, fates
+from recompile.lifetimes import DIES, FROM_LOOP, IN_STORAGE, WRITTEN, fates
 from recompile.loops import moving
 from recompile.moves import moves_of
-from recompile.splits import num_kernels
+from recompile.slices import slices_of, storages_in
+from recompile.splits import more_kernels
 from recompile.stretches import Stretches, backward_stretches, forward_stretches, stretches_of
 from recompile.work import name_of, words
 
@@ -44,7 +44,6 @@ WRITES_INTO_A_COPY = words(
     "_unsafe_index_put _unsafe_masked_index_put_accumulate index_add index_put scatter scatter_add scatter_reduce"
 )
 MOST_STEPS = 200_000  # kept for other programs, half a KiB each; 21,000 after the search of a GPT of 96 layers
-WELFORD = words("native_batch_norm native_group_norm std std_mean var var_mean")  # reduced by Welford's algorithm
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +143,7 @@ class Timeline:
         self._more_kernels = more_kernels(self.flow, self.facts, hardware)
         self.stretches = Stretches(self.facts)
         self._numbers = {"forward": forward_stretches(self.facts), "backward": backward_stretches(self.facts)}
+        self._slices = slices_of(self.flow)
         self._convolutions = frozenset(forward_convolutions(self.flow))
         self._steps: dict[tuple[Kernel, bytes, bool], Step] = {}
         self._batches: dict[tuple[Batch, bytes, bool], Steps] = {}
@@ -185,7 +185,9 @@ class Timeline:
         """
         indices = np.array(program, dtype=np.int64)
         schedule = self.stretches.schedule(indices, stretches_of(indices, self._numbers[phase]), kept, at_hand)
-        found, start = fates(schedule, len(self.flow.nodes), kept, releasable.keys()), 0
+        found, lives, start = fates(schedule, len(self.flow.nodes), kept, releasable.keys()), [], 0
+        if self._slices:
+            found, lives = storages_in(schedule, found, self.flow, self._slices, kept)
         if len(self._steps) > MOST_STEPS:
             self._steps.clear()
             self._batches.clear()
@@ -195,6 +197,10 @@ class Timeline:
             parts.append(self._batches.get(key) or self._new_steps(*key))
             start += len(batch.uses)
         figures = np.concatenate([part.figures for part in parts], axis=1)[:, schedule.order]
+        for _, size_bytes, birth, death in lives:
+            figures[GROWS, birth] += size_bytes
+            if death is not None:
+                figures[SHRINKS, death] += size_bytes
         seconds = np.concatenate([part.seconds for part in parts])[schedule.order]
         of_splits = np.flatnonzero(figures[OF_SPLITS])
         if len(of_splits):
@@ -250,7 +256,8 @@ class Timeline:
         """What the kernel does when this becomes of the buffers that it touches; see ``lifetimes``."""
         size = self.flow.size_bytes
         fates = list(zip(kernel.touches.tolist(), fate, strict=True))
-        made = [b for b, bits in fates if bits & WRITTEN]
+        written = [b for b, bits in fates if bits & WRITTEN]
+        made = [b for b, bits in fates if bits & WRITTEN and not bits & IN_STORAGE]
         dying = [b for b, bits in fates if bits & DIES]
         anew = self._laid_anew if lays_anew else frozenset()
         reused = self._bytes_reused(kernel, made, dying, anew)
@@ -266,7 +273,7 @@ class Timeline:
         grows, shrinks = (sum(size[b] for b in buffers) + passing for buffers in (made, dying))
         step = Step(
             figures=(first.op, grows, shrinks, int(not kernel.is_extern), int(bool(split or finishes))),
-            seconds=self._seconds(kernel, made, dying)
+            seconds=self._seconds(kernel, written, dying)
             + (2 * copied_bytes + laid_anew_bytes) / self.hardware.byte_per_s,
             split=split,
             finishes=finishes,
@@ -346,19 +353,6 @@ def is_read_in_place(op: StoredOp, buffer: int) -> bool:
     """Whether an op reads a buffer element by element as it writes its result; on a GPU that is taken for granted."""
     walks = [walk for b, walk in op.walks if b == buffer]
     return all(len(moving(walk)) <= 1 for walk in walks)
-
-
-def more_kernels(flow: Dataflow, facts: FusionFacts, hardware: Hardware) -> dict[int, int]:
-    """Per reduction that Inductor splits on a GPU the kernels that it takes beside the first."""
-    if facts.longest_row != LONGEST_ROW_ON_GPU:
-        return {}
-    chip = CHIPS.get(hardware.name, CHIPS["h100"])
-    found = {}
-    for i, shape in enumerate(facts.shape):
-        if flow.is_op[i] and flow.kind[i] is Kind.REDUCTION and shape.inner > 1:
-            is_welford = name_of(flow.nodes[i].target) in WELFORD
-            found[i] = num_kernels(shape.outer, shape.inner, shape.reduces_rows, is_welford, chip) - 1
-    return {i: more for i, more in found.items() if more}
 
 
 def copied_biases(joint: JointGraph, flow: Dataflow) -> dict[int, tuple[int, int]]:

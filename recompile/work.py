@@ -102,6 +102,7 @@ OVERWRITES_A_PART = words("as_strided_scatter diagonal_scatter select_scatter sl
 OVERWRITES_ALL = words("copy copy_ fill fill_ zero zero_")
 EMPTY = words("empty empty_like empty_permuted empty_strided new_empty new_empty_strided")
 WINDOWED = words("_adaptive_avg_pool2d _low_memory_max_pool_with_offsets avg_pool2d avg_pool3d")  # reads all its input
+POOLED_FOR_SIZES = words("avg_pool2d_backward avg_pool3d_backward")  # of their second argument they want the sizes
 MOVES_BETWEEN_DEVICES = words("_to_copy copy copy_ device_put")
 METADATA_READERS = words("_assert_tensor_metadata dim size sym_numel sym_size sym_storage_offset sym_stride")
 
@@ -344,6 +345,12 @@ def _shape_argument(argument: Any, sizes: Sizes) -> Any:
     return sizes.number(argument) if isinstance(argument, torch.SymInt) else argument
 
 
+def looked_at(node: fx.Node) -> list[fx.Node]:
+    """The arguments whose elements the op may look at, and not only at their sizes."""
+    unread = node.args[1] if name_of(node.target) in POOLED_FOR_SIZES and node.args[0] is not node.args[1] else None
+    return [argument for argument in node.all_input_nodes if argument is not unread]
+
+
 def _read_bytes_of(node: fx.Node, sizes: Sizes) -> int:
     """Bytes that one run reads: every distinct tensor argument, except what the op does not look at."""
     name = name_of(node.target)
@@ -353,9 +360,7 @@ def _read_bytes_of(node: fx.Node, sizes: Sizes) -> int:
     if name in OVERWRITES_A_PART:
         return made_bytes
     skipped = node.args[0] if name in OVERWRITES_ALL | GATHERS and node.args else None
-    read = sum(
-        bytes_of(argument.meta.get("val"), sizes) for argument in node.all_input_nodes if argument is not skipped
-    )
+    read = sum(bytes_of(argument.meta.get("val"), sizes) for argument in looked_at(node) if argument is not skipped)
     if name in GATHERS and isinstance(skipped, fx.Node):
         read += min(made_bytes, bytes_of(skipped.meta.get("val"), sizes))  # the rows that are picked, not the table
     return read

@@ -68,10 +68,11 @@ def stored_ops(facts, program, kept, at_hand):
         walks, ends = facts.walked(i, tuple(map(known.get, flow.reads[i]))) if facts.loops_run_together else ((), ())
         op = replace(op, walks=walks, ends=frozenset(ends))
         users = [u for u in ops for b in makes[:1] if b in flow.reads[u]]
+        num_users = sum(makes[:1] in [(flow.buffer[a],) for a in flow.inputs[u]] for u in ops)  # who wants sizes is one
         asks = {bit for u in users for bit in (WANTS_STORED, SPREADS) if asked(flow, u, makes[0]) & bit}
         is_copied = i in copies and len(runs.intersection(copies[i].readers)) > 1 and makes and makes[0] not in kept
         is_heavy = len(reads) > MAX_READS_WHEN_REUSED or len(members) > MAX_OPS_WHEN_REUSED
-        is_dear = len(members) > MAX_OPS_INLINED or (len(users) > 1 and (is_heavy or members & facts.dear))
+        is_dear = len(members) > MAX_OPS_INLINED or (num_users > 1 and (is_heavy or members & facts.dear))
         is_dear = is_dear or (SPREADS in asks and members & facts.dear)
         if (
             flow.kind[i] is not Kind.POINTWISE
@@ -218,6 +219,24 @@ def fused(facts, stored, kept):
     return [([op for _, op in found.kernels[k]], found.shape(k)) for k in order]
 
 
+def joined_by_cat(timeline, stored, kept):
+    """What is made in the result of a cat, by that result: both are stored, and no library call reads it before."""
+    flow, found, taken = timeline.flow, {}, set()
+    names = [str(node.target).split(".")[1] if flow.is_op[i] else "" for i, node in enumerate(flow.nodes)]
+    is_loop = [kind in (Kind.POINTWISE, Kind.REDUCTION) for kind in flow.kind]
+    on_cpu = flow.nodes[0].meta["val"].device.type == "cpu"
+    for i in (i for i, name in enumerate(names) if name == "cat" and is_loop[i]):
+        calls = [k for k, reads in enumerate(flow.reads) if i in reads and not is_loop[k]]
+        for x in flow.inputs[i] if calls or on_cpu else ():
+            before = [k for k, reads in enumerate(flow.reads[:i]) if x in reads and not is_loop[k]]
+            is_own = flow.makes[x] == (x,) and is_loop[x] and names[x] not in ("cat", "index_put", "scatter_add")
+            if is_own and x not in taken and not before:
+                taken.add(x)
+                if {x, i} <= stored and x not in kept:
+                    found.setdefault(i, {i}).add(x)
+    return found
+
+
 def run(timeline, phase, program, kept, releasable, held, at_hand=frozenset()):
     facts, flow, hardware = timeline.facts, timeline.flow, timeline.hardware
     size, tangents = flow.size_bytes, set(tangents_of(flow))
@@ -233,14 +252,19 @@ def run(timeline, phase, program, kept, releasable, held, at_hand=frozenset()):
         stored |= makes[k] if ops[0].is_extern else makes[k] & elsewhere
     last = {b: k for k in range(len(kernels)) for b in reads[k] | makes[k]}
     mortal = (stored | releasable.keys()) - kept
+    wholes = joined_by_cat(timeline, stored, kept)
+    shared = set().union(*wholes.values())
+    uses = {c: [k for k in range(len(kernels)) if wholes[c] & (reads[k] | makes[k])] for c in wholes}
     live, dead, rows, split, done = held + sum(releasable.values()), 0, [], set(), set()
     for k, (ops, shape) in enumerate(kernels):
         if ops[0].is_extern or not facts.loops_run_together:
             live, dead = live - dead, 0
         made = sorted(makes[k] & stored)
-        dying = sorted(b for b in reads[k] | makes[k] if last[b] == k and b in mortal)
-        reused = in_place(timeline, ops, made, [b for b in dying if b not in makes[k] and b not in tangents])
-        live += sum(size[b] for b in made) - reused
+        alone = [b for b in made if b not in shared]
+        dying = sorted(b for b in reads[k] | makes[k] if last[b] == k and b in mortal - shared)
+        reused = in_place(timeline, ops, alone, [b for b in dying if b not in makes[k] and b not in tangents])
+        live += sum(size[b] for b in alone) - reused
+        live += sum(size[c] for c in wholes if k == uses[c][0])
         dropped = sum(size[b] for b in flow.makes[ops[0].op] if b in at_hand) if ops[0].is_extern else 0
         moved = sum(to_read[b] for b in reads[k] - makes[k]) + sum(to_write[b] for b in made)
         again = [b for b in made if b in dying and flow.kind[flow.op[b]] is not Kind.REDUCTION]
@@ -261,6 +285,7 @@ def run(timeline, phase, program, kept, releasable, held, at_hand=frozenset()):
         split = (split - finished) | set(more)
         rows.append((phase, ops[0].op, live + dropped, seconds))
         dead += sum(size[b] for b in dying) - reused
+        dead += sum(size[c] for c in wholes if k == uses[c][-1] and c not in kept)
         if ops[0].is_extern:
             live, dead = live - dead, 0
     return rows

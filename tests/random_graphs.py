@@ -24,6 +24,7 @@ FORWARD_OPS = {
     "dropout": "{n}k = prims.inductor_lookup_seed seeds 0\n{n}r = prims.inductor_random [2048,512] {n}k 'rand'\n"
     "{n}g = gt.Scalar {n}r 0.5\n{n} = mul {a} {n}g",
     "columns": "{n}c = cos {a}\n{n}m = mean.dim {n}c [0] True\n{n} = sub {a} {n}m",
+    "skip": "{n}e = exp {a}\n{n}c = cat [{n}e,{b}] 1\n{n} = mm {n}c u",
     "half": "{n}h = prims.convert_element_type {a} torch.bfloat16\n{n} = prims.convert_element_type {n}h torch.float32",
 }
 BACKWARD_OPS = {
@@ -41,7 +42,13 @@ BACKWARD_OPS = {
 @st.composite
 def joint_texts(draw, num_forward: int = 5, num_backward: int = 6) -> str:
     """A graph in the notation whose forward and backward are drawn op by op; backward reads values of forward."""
-    lines = ["x = input 2048x512", "w = param 512x512", "t = tangent 2048x512", "seeds = prims.inductor_seeds 4 cpu"]
+    lines = [
+        "x = input 2048x512",
+        "w = param 512x512",
+        "u = param 1024x512",
+        "t = tangent 2048x512",
+        "seeds = prims.inductor_seeds 4 cpu",
+    ]
     values = ["x"]
     for position in range(draw(st.integers(1, num_forward))):
         op = draw(st.sampled_from(sorted(FORWARD_OPS)))
@@ -50,7 +57,7 @@ def joint_texts(draw, num_forward: int = 5, num_backward: int = 6) -> str:
         values.append(f"f{position}")
     output, gradients, returned = values[-1], ["t"], []
     made = [
-        line.split()[0] for line in "\n".join(lines[4:]).splitlines() if "getitem" in line or "var_mean" not in line
+        line.split()[0] for line in "\n".join(lines[5:]).splitlines() if "getitem" in line or "var_mean" not in line
     ]
     readable = [name for name in made if name in values or name[-1] in "seg"] or ["x"]
     for position in range(draw(st.integers(1, num_backward))):

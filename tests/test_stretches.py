@@ -17,7 +17,7 @@ from tests.notation import H100, annotated
 @st.composite
 def graphs(draw):
     """Random joint graphs on 8 x 8 values, and several saved sets (shares of what forward computes) for each."""
-    lines = ["x = input 8x8", "w = param 8x8", "s = input - int64", "t = tangent 8x8"]
+    lines = ["x = input 8x8", "w = param 8x8", "u = param 16x8", "s = input - int64", "t = tangent 8x8"]
     forward, backward = ["x", "w"], ["t"]
     for number in range(draw(st.integers(2, 14))):
         is_forward = number < 2 or draw(st.booleans())
@@ -25,12 +25,17 @@ def graphs(draw):
         first = draw(st.sampled_from(forward if is_forward else backward))
         second = draw(st.sampled_from(forward))
         random = "prims.inductor_random [8,8] s 'rand'" if is_forward else f"cos {first}"
-        op = draw(st.sampled_from(["add", "mul", "mm", "sin", "exp", "rows", "columns", "parts", "draw", "view"]))
+        op = draw(
+            st.sampled_from(["add", "mul", "mm", "sin", "exp", "rows", "columns", "parts", "draw", "view", "cat"])
+        )
         if op in ("rows", "columns"):
             lines += [f"{name}s = sum {first} [{int(op == 'rows')}] True", f"{name} = sub {second} {name}s"]
         elif op == "view":
             lines += [f"{name}p = cos {first}", f"{name}v = view {name}p [8,8]", f"{name}a = mm {name}v {second}"]
             lines += [f"{name}b = sin {name}v", f"{name}c = add {name}p {name}a", f"{name} = mul {name}b {name}c"]
+        elif op == "cat":
+            lines += [f"{name}e = exp {first}", f"{name}c = cat [{name}e,{second}] 1", f"{name} = mm {name}c u"]
+            (forward if is_forward else backward).append(f"{name}e")
         elif op == "parts":
             lines += [f"{name}d = native_dropout {first} 0.3 True", f"{name} = getitem {name}d 0"]
             lines += [f"{name}m = getitem {name}d 1", f"{name}c = mul {name} {name}m"]

@@ -44,6 +44,7 @@ from recompile.planner.certain import (
 )
 from recompile.planner.network import CutNetwork, cut_network
 from recompile.planner.traffic import Traffic
+from recompile.slices import counted_once
 from recompile.timeline import WRITES_INTO_A_COPY, Timeline
 from recompile.work import name_of
 
@@ -79,7 +80,7 @@ class Problem:
     """The certain facts of one graph, from which its Relaxation is put together."""
 
     def __init__(self, timeline: Timeline):
-        self.timeline, self.flow = timeline, timeline.flow
+        self.timeline, self.flow = timeline, counted_once(timeline.flow)
         flow = self.flow
         self.tangents = tangents_of(flow)
         self.outputs = frozenset(b for i in flow.fwd_outputs if not flow.is_input[b := flow.buffer[i]])
