@@ -70,6 +70,16 @@ class Dataflow:
         runs[ops] = True
         return np.bincount(buffers[runs[users]], minlength=len(self.nodes))
 
+    @functools.cached_property
+    def from_nothing(self) -> frozenset[int]:
+        """Pointwise ops that read no memory if all that they read is computed in them: positions, constants, masks."""
+        found: set[int] = set()
+        for i, read in enumerate(self.reads):
+            is_loop = self.is_op[i] and self.kind[i] is Kind.POINTWISE
+            if is_loop and all(self.op[b] in found for b in read):
+                found.add(i)
+        return frozenset(found)
+
     # What the orders below need whatever the plan is.
 
     @functools.cached_property

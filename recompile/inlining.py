@@ -15,10 +15,11 @@ import numpy as np
 import torch
 import torch.fx as fx
 
+from recompile.asks import SPREADS, WANTS_STORED, asked
 from recompile.channels_last import IN_MEMORY, lying_channels_last, on_cpu
 from recompile.dataflow import Dataflow
 from recompile.joint import Annotation, JointGraph, Kind
-from recompile.loops import BY_INDEX, BY_POSITION, Access, first_tensor, walked, walks_of
+from recompile.loops import Access, first_tensor, walked, walks_of
 from recompile.sizes import AT_HINTS
 from recompile.torch_private import RANDOM_FROM_SEED, SEEDS
 from recompile.view_copies import CopyTable, ViewCopy, view_copies
@@ -122,6 +123,13 @@ class FusionFacts:
         """By read, in the order of ``reads``: bits of what the reader asks for."""
         flow = self.flow
         return np.array([asked(flow, i, b) for i, reads in enumerate(flow.reads) for b in reads], dtype=np.int64)
+
+    @functools.cached_property
+    def wanted(self) -> dict[int, frozenset[int]]:
+        """Per library call the buffers that it reads from memory."""
+        flow = self.flow
+        calls = [i for i, kind in enumerate(flow.kind) if kind is Kind.EXTERN]
+        return {i: frozenset(b for b in flow.reads[i] if asked(flow, i, b) & WANTS_STORED) for i in calls}
 
     @functools.cached_property
     def shared_bytes(self) -> tuple[int, ...]:
@@ -272,31 +280,10 @@ class ProgramOps:
 
 # Bits of ``ProgramOps.flags``: the result goes to memory whatever it takes to compute it; several ops read it; some op
 # of a later stretch reads it; a view of it may go to memory in its place.
-MUST_BE_STORED, HAS_MANY_READERS, IS_READ_LATER, MAY_BE_COPIED, IS_SPREAD = 1, 2, 4, 8, 16
-
-
-# Bits of ``FusionFacts.asks``: the reader wants it in memory; it reads elements of it more than once.
-WANTS_STORED, SPREADS = 1, 2
-# Ops that Inductor lowers to a loop which computes indices and values on its way; only what they write into is stored.
-SCATTERS = words("_unsafe_index_put _unsafe_masked_index_put_accumulate index_put scatter scatter_add scatter_reduce")
-
-
-def asked(flow: Dataflow, i: int, buffer: int) -> int:
-    """What op i asks for of a buffer that it reads: bits."""
-    node, bits = flow.nodes[i], 0
-    if flow.kind[i] is Kind.EXTERN:
-        is_scatter = name_of(node.target) in SCATTERS
-        if not is_scatter or flow.buffer[flow.inputs[i][0]] == buffer:
-            bits |= WANTS_STORED
-    elif flow.kind[i] is Kind.POINTWISE and not has_own_shape(node):
-        arguments = [a for a in flow.inputs[i] if flow.buffer[a] == buffer]
-        if any(1 <= flow.numel[buffer] < max(flow.numel[a], flow.numel[i]) for a in arguments):
-            bits |= SPREADS
-    return bits
-
-
-def has_own_shape(node: fx.Node) -> bool:
-    return name_of(node.target) in BY_INDEX | BY_POSITION
+# It is what a loop alone computes; a library call reads it.
+MUST_BE_STORED, HAS_MANY_READERS, IS_READ_LATER, MAY_BE_COPIED, IS_SPREAD, IS_COMPUTED, IS_CALLED_WITH = (
+    1 << k for k in range(7)
+)
 
 
 def program_ops(
@@ -315,10 +302,10 @@ def program_ops(
     num_readers = np.bincount(read, minlength=num_nodes) + flow.num_sized(ops)
     last_reader = np.full(num_nodes, -1, dtype=np.int64)
     last_reader[read] = np.repeat(stretch, num_read)  # of several readers of a buffer the last one stays
-    must = np.zeros(num_nodes, dtype=bool)
-    must[list(kept)] = True
+    is_kept, is_wanted = np.zeros((2, num_nodes), dtype=bool)
+    is_kept[list(kept)] = True
     asks = facts.asks[places]
-    must[read[asks & WANTS_STORED > 0]] = True
+    is_wanted[read[asks & WANTS_STORED > 0]] = True
     spread = np.zeros(num_nodes, dtype=bool)
     spread[read[asks & SPREADS > 0]] = True
     result, fewer = facts.result, {}
@@ -330,13 +317,14 @@ def program_ops(
             can = flow.kind[i] is Kind.POINTWISE and len(made) == 1 and i not in facts.always_stored
             result[i] = made[0] if can else -1
     result = result[ops]
-    flags = MUST_BE_STORED * (must[result] | (result < 0)) + HAS_MANY_READERS * (num_readers[result] > 1)
+    flags = MUST_BE_STORED * ((is_kept | is_wanted)[result] | (result < 0)) + HAS_MANY_READERS * (
+        num_readers[result] > 1
+    )
     flags += IS_SPREAD * spread[result]
     flags += IS_READ_LATER * (last_reader[result] > stretch)
     may_be_copied = np.zeros(num_nodes, dtype=bool)
     may_be_copied[facts.copy_table.ops_copied(program, num_nodes)] = True
-    is_kept = np.zeros(num_nodes, dtype=bool)
-    is_kept[list(kept)] = True
+    flags += IS_COMPUTED * (result >= 0) + IS_CALLED_WITH * is_wanted[result]
     flags += MAY_BE_COPIED * (may_be_copied[ops] & ~is_kept[result] & (result >= 0))
     return ProgramOps(ops, stretch, flags.astype(np.uint8), fewer, last_reader)
 
@@ -350,15 +338,19 @@ def store_ops(
     are buffers that it starts with: an op that runs for another of its results does not make them.
     """
     indices = np.array(program, dtype=np.int64)
-    given = program_ops(facts, indices, np.zeros_like(indices), kept, at_hand)
-    return inline(facts, given.ops.tolist(), given.flags.tobytes(), given.fewer, {})
+    given, put_off = program_ops(facts, indices, np.zeros_like(indices), kept, at_hand), []
+    return inline(facts, given.ops.tolist(), given.flags.tobytes(), given.fewer, {}, put_off) + put_off
 
 
 def inline(
     facts: FusionFacts, ops: Sequence[int], flags: bytes, fewer: Mapping[int, tuple[int, ...]],
-    inlined: dict[int, StoredOp],
+    inlined: dict[int, StoredOp], put_off: list[StoredOp],
 ) -> list[StoredOp]:  # fmt: skip
-    """Decide op after op: stored ones are returned, others put into ``inlined``, by buffer, where readers find them."""
+    """Decide op after op: stored ones are returned, others put into ``inlined``, by buffer, where readers find them.
+
+    What reads no memory, such as a mask, loops compute for themselves in any case (ir.py, ComputedBuffer.make_loader).
+    If a library call reads it, it is stored too; if the program returns it, at the end: it is put into ``put_off``.
+    """
     reads, makes, known, read_through = facts.flow.reads, facts.flow.makes, facts.stored_ops, facts.read_through
     stored = []
     for i, bits in zip(ops, flags, strict=True):
@@ -366,9 +358,15 @@ def inline(
         sources = tuple(map(inlined.get, reads[i]))
         if i in read_through:
             sources = tuple([None if s and s.is_copied and s.makes[0] in read_through[i] else s for s in sources])
+        if i in facts.wanted:
+            sources = tuple([None if b in facts.wanted[i] else s for b, s in zip(reads[i], sources, strict=True)])
         key = (i, sources, made)
         op = known.get(key) or facts.stored_op(*key)
-        if bits & MAY_BE_COPIED and may_be_copied(facts, op, bits):
+        if bits & IS_COMPUTED and not op.reads:
+            inlined[made[0]] = op
+            if bits & MUST_BE_STORED:
+                (stored if bits & IS_CALLED_WITH else put_off).append(op)
+        elif bits & MAY_BE_COPIED and may_be_copied(facts, op, bits):
             stored.append(op)
             inlined[made[0]] = facts.copied(op)
         elif bits & MUST_BE_STORED or is_realized(op, bits):

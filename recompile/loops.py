@@ -138,8 +138,8 @@ def walks_of(flow: Dataflow, i: int) -> tuple[tuple[Access, ...], frozenset[int]
     if name in BY_POSITION and not node.all_input_nodes:
         found.append((NOWHERE, ((flow.numel[i], 1),)))
     for number, argument in enumerate(node.all_input_nodes):
-        read = argument.meta.get("val")
-        if not isinstance(read, torch.Tensor):
+        read, buffer = argument.meta.get("val"), flow.buffer[flow.index[argument]]
+        if not isinstance(read, torch.Tensor) or buffer not in flow.reads[i]:
             continue
         strides = _strides(read, shape)
         if name in BY_INDEX:
@@ -148,7 +148,7 @@ def walks_of(flow: Dataflow, i: int) -> tuple[tuple[Access, ...], frozenset[int]
             strides = [0] * (len(shape) - num_row_dims) + rows[1:] if number == 0 else rows + [0] * num_row_dims
         elif name in BY_POSITION and AT_HINTS.shape(read) != shape:
             strides = lies
-        found.append((flow.buffer[flow.index[argument]], merged((shape[dim], strides[dim]) for dim in order)))
+        found.append((buffer, merged((shape[dim], strides[dim]) for dim in order)))
     return tuple(found), ends
 
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from recompile.asks import SCATTERS
 from recompile.channels_last import on_cpu
 from recompile.dataflow import Dataflow
-from recompile.inlining import SCATTERS
 from recompile.joint import Kind
 from recompile.kernels import ROLES, Schedule
 from recompile.lifetimes import DIES, IN_STORAGE, WRITTEN

@@ -45,6 +45,7 @@ class Stretch:
 
     ops: tuple[StoredOp, ...]
     inlined: tuple[StoredOp, ...]  # that later stretches read
+    put_off: tuple[StoredOp, ...]  # to the end of the program
     reads: np.ndarray  # the buffers that its ops read, one op after the other, and those that they make
     makes: np.ndarray
     buffers: tuple[int, ...]  # all of these, ascending
@@ -150,7 +151,8 @@ class Stretches:
         bounds = [0, *(np.flatnonzero(np.diff(given.stretch)) + 1).tolist(), len(given.ops)]
         ops, flags = given.ops.astype(np.int32).tobytes(), given.flags.tobytes()
         carried: tuple[StoredOp, ...] = ()
-        found = []
+        put_off: tuple[StoredOp, ...] = ()
+        found, number = [], 0
         for start, end in pairwise(bounds):
             if start == end:
                 continue
@@ -164,9 +166,15 @@ class Stretches:
                 stretch = self._stored[key] = self._stretch(*key[:3], fewer)
             if stretch.ops:
                 found.append((number, stretch))
+            put_off += stretch.put_off
             carried += stretch.inlined
             if carried:
                 carried = tuple(op for op in carried if given.last_reader[op.makes[0]] > number)
+        if put_off:
+            stretch = self._stored.get(put_off)
+            if stretch is None:
+                stretch = self._stored[put_off] = self._of_ops(put_off)
+            found.append((number + 1, stretch))
         return found
 
     def _stretch(
@@ -186,25 +194,24 @@ class Stretches:
         self, carried: tuple[StoredOp, ...], ops: list[int], flags: bytes, fewer: dict[int, tuple[int, ...]]
     ) -> Stretch:
         self.num_stored += 1
-        inlined = {op.makes[0]: op for op in carried}
-        stored = inline(self.facts, ops, flags, fewer, inlined)
+        inlined, put_off = {op.makes[0]: op for op in carried}, []
+        stored = inline(self.facts, ops, flags, fewer, inlined, put_off)
         handed_on = {op.makes[0] for op in carried}
         left = [op for op in inlined.values() if op.makes[0] not in handed_on]
         read_later = {i for i, bits in zip(ops, flags, strict=True) if bits & IS_READ_LATER}
+        return self._of_ops(tuple(stored), tuple(op for op in left if op.op in read_later), tuple(put_off))
+
+    def _of_ops(
+        self, stored: tuple[StoredOp, ...], inlined: tuple[StoredOp, ...] = (), put_off: tuple[StoredOp, ...] = ()
+    ) -> Stretch:
         reads = np.array([b for op in stored for b in sorted(op.reads)], dtype=np.int64)
         makes = np.array([b for op in stored for b in op.makes], dtype=np.int64)
         buffers, places = np.unique(np.concatenate([reads, makes]), return_inverse=True)
         buffers = tuple(buffers.tolist())
         rows = tuple([(op.is_extern, op.shape_number, len(op.reads), len(op.makes)) for op in stored])
         sizes = tuple([self.facts.shared_bytes[b] for b in buffers])
-        return Stretch(
-            ops=tuple(stored),
-            inlined=tuple(op for op in left if op.op in read_later),
-            reads=reads,
-            makes=makes,
-            buffers=buffers,
-            pattern=self._number((rows, places.tobytes(), sizes)),
-        )
+        pattern = self._number((rows, places.tobytes(), sizes))
+        return Stretch(stored, inlined, put_off, reads, makes, buffers, pattern)
 
     # What fuses
 

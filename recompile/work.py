@@ -102,7 +102,10 @@ OVERWRITES_A_PART = words("as_strided_scatter diagonal_scatter select_scatter sl
 OVERWRITES_ALL = words("copy copy_ fill fill_ zero zero_")
 EMPTY = words("empty empty_like empty_permuted empty_strided new_empty new_empty_strided")
 WINDOWED = words("_adaptive_avg_pool2d _low_memory_max_pool_with_offsets avg_pool2d avg_pool3d")  # reads all its input
-POOLED_FOR_SIZES = words("avg_pool2d_backward avg_pool3d_backward")  # of their second argument they want the sizes
+# Of one argument they want the sizes alone; by its place.
+SIZED = dict.fromkeys(words("full_like new_full new_ones new_zeros ones_like zeros_like"), 0) | dict.fromkeys(
+    words("avg_pool2d_backward avg_pool3d_backward"), 1
+)
 MOVES_BETWEEN_DEVICES = words("_to_copy copy copy_ device_put")
 METADATA_READERS = words("_assert_tensor_metadata dim size sym_numel sym_size sym_storage_offset sym_stride")
 
@@ -347,7 +350,9 @@ def _shape_argument(argument: Any, sizes: Sizes) -> Any:
 
 def looked_at(node: fx.Node) -> list[fx.Node]:
     """The arguments whose elements the op may look at, and not only at their sizes."""
-    unread = node.args[1] if name_of(node.target) in POOLED_FOR_SIZES and node.args[0] is not node.args[1] else None
+    place = SIZED.get(name_of(node.target))
+    elsewhere = [argument for k, argument in enumerate(node.args) if k != place]
+    unread = node.args[place] if place is not None and node.args[place] not in elsewhere else None
     return [argument for argument in node.all_input_nodes if argument is not unread]
 
 

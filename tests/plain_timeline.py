@@ -4,6 +4,7 @@ all kernels. Slow and short; what ``recompile.timeline`` gives must equal it in 
 
 from dataclasses import replace
 
+from recompile.asks import SPREADS, WANTS_STORED, asked
 from recompile.cpu_fusion import CpuFusion
 from recompile.dataflow import tangents_of
 from recompile.fusion import (
@@ -18,10 +19,7 @@ from recompile.inlining import (
     MAX_OPS_INLINED,
     MAX_OPS_WHEN_REUSED,
     MAX_READS_WHEN_REUSED,
-    SPREADS,
-    WANTS_STORED,
     StoredOp,
-    asked,
 )
 from recompile.joint import Kind, Side
 from recompile.kernels import in_order, kernel_of, not_in_rows, reduced_inside, spilled_buffers
@@ -53,11 +51,13 @@ def orders(flow, saved):
 
 
 def stored_ops(facts, program, kept, at_hand):
-    flow, stored, inlined, copied = facts.flow, [], {}, {}
+    flow, stored, inlined, copied, at_end = facts.flow, [], {}, {}, []
     ops, runs = [i for i in program if flow.is_op[i]], set(program)
     copies = {c.op: c for c in facts.view_copies if c.view in runs and c.products & runs}
     for i in ops:
         known = {b: op for b, op in inlined.items() if b not in copied or i not in copied[b].read_through}
+        if flow.kind[i] not in (Kind.POINTWISE, Kind.REDUCTION):
+            known = {b: op for b, op in known.items() if not asked(flow, i, b) & WANTS_STORED}
         sources = [known[b] for b in flow.reads[i] if b in known]
         reads = frozenset(b for b in flow.reads[i] if b not in known).union(*(s.reads for s in sources))
         members = frozenset([i]).union(*(s.members for s in sources))
@@ -74,7 +74,14 @@ def stored_ops(facts, program, kept, at_hand):
         is_heavy = len(reads) > MAX_READS_WHEN_REUSED or len(members) > MAX_OPS_WHEN_REUSED
         is_dear = len(members) > MAX_OPS_INLINED or (num_users > 1 and (is_heavy or members & facts.dear))
         is_dear = is_dear or (SPREADS in asks and members & facts.dear)
-        if (
+        is_computed = flow.kind[i] is Kind.POINTWISE and len(makes) == 1 and i not in facts.always_stored
+        if is_computed and not reads:
+            inlined[makes[0]] = op
+            if WANTS_STORED in asks:
+                stored.append(op)
+            elif makes[0] in kept:
+                at_end.append(op)
+        elif (
             flow.kind[i] is not Kind.POINTWISE
             or len(makes) != 1
             or i in facts.always_stored
@@ -87,7 +94,7 @@ def stored_ops(facts, program, kept, at_hand):
                 inlined[makes[0]], copied[makes[0]] = op, copies[i]
         else:
             inlined[makes[0]] = op
-    return stored
+    return stored + at_end
 
 
 class Kernels:

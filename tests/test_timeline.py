@@ -46,6 +46,21 @@ def test_inlined_values_take_no_memory():
     assert lives("x = input 4x8\na = sin x\nb = exp a\ny = cos b\nreturn y |") == "y=128 |"
 
 
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_what_is_computed_from_nothing_is_stored_at_the_end_and_read_by_no_loop(device):
+    """Inductor returns it from a kernel of its own; a library call needs it before, and loops compute it even then."""
+    mask = "x = input 4x8\nw = param 8x8\nf = full_like x 0.5\nm = exp f\na = mm x w\ny = mul a m\nreturn y |"
+    assert lives(mask, saved="", device=device) == "a=128 y=128 |"
+    assert lives(mask, saved="m", device=device) == "a=128 y=128 m=256 |"
+    timeline, simulation = simulate(mask, "m", device)
+    moved = {
+        timeline.flow.nodes[m.node].name: (m.seconds - H100.launch_s) * H100.byte_per_s for m in simulation.moments
+    }
+    assert moved["y"] == pytest.approx(256)  # a is read and y written
+    called = mask.replace("return y", "z = mm m w\nreturn y z")
+    assert lives(called, saved="", device=device) in ("m=128 a=256 y=256 z=384 |", "a=128 m=256 y=256 z=384 |")
+
+
 def test_what_is_accumulated_into_zeros_takes_their_place_unless_they_are_read_again():
     text = """
         i = input 4 int64

@@ -120,13 +120,16 @@ def is_stored(flow: Dataflow, phase: Phase, buffer: int) -> bool:
 def spans(flow: Dataflow, phase: Phase) -> dict[int, tuple[int, int]]:
     """Per buffer that the phase makes the first and the last k at which it is certainly alive; empty ones left out.
 
-    A reduction's result that is read beyond e_k is stored, since its reader is another kernel.
+    A reduction's result that is read beyond e_k is stored, since its reader is another kernel. What is computed from
+    nothing is stored when it is wanted, or at the end.
     """
     last = len(phase.chain)
     found = {}
     for i in phase.ops:
         for buffer in flow.makes[i]:
             if flow.kind[i] is Kind.POINTWISE and not is_stored(flow, phase, buffer):
+                continue
+            if i in flow.from_nothing:
                 continue
             start = phase.precedes[i]
             own = start if start <= last and phase.chain[start - 1] == i else 0  # a call's results, read or not
@@ -161,7 +164,11 @@ def bytes_beside_chain(flow: Dataflow, phase: Phase, alive: dict[int, tuple[int,
     for buffer, below in needed.items():
         made = is_made(flow, buffer) and flow.op[buffer] in phase.precedes
         start = phase.precedes[flow.op[buffer]] if made else 1
-        if buffer in phase.kept or (made and not is_stored(flow, phase, buffer)):
+        if (
+            buffer in phase.kept
+            or (made and not is_stored(flow, phase, buffer))
+            or flow.op[buffer] in flow.from_nothing
+        ):
             continue
         counted = alive.get(buffer, (1, 0))
         for k in range(start, last + 1):

@@ -116,7 +116,8 @@ class Problem:
         flow = self.flow
         by_loop = is_made(flow, i) and flow.kind[flow.op[i]] in LOOPS
         is_written = i in self.gradients or has_call_among(flow, self.backward.readers.get(i, ()))
-        moved = 1 + max(0, self.backward_traffic.num_reads(i) - 1) if by_loop and is_written else 0
+        num_reads = 0 if flow.op[i] in flow.from_nothing else self.backward_traffic.num_reads(i)
+        moved = 1 + max(0, num_reads - 1) if by_loop and is_written else 0
         return self.call_seconds(i) + self._seconds_of(moved * flow.size_bytes[i])
 
     def save_seconds(self, i: int) -> float:
@@ -162,6 +163,7 @@ class Problem:
             end = last if i in self.gradients else phase.last_read(i)
             start = phase.first_read(i)
             stored = flow.kind[flow.op[i]] is not Kind.POINTWISE or has_call_among(flow, readers) or i in self.gradients
+            stored = stored and flow.op[i] not in flow.from_nothing
             until[i] = end
             if stored and start <= end:
                 alive[i], until[i] = (start, end), start - 1
@@ -215,7 +217,11 @@ class Problem:
         phase, last = self.forward, len(self.forward.chain)
         found = []
         for i in self.network.candidates:
-            made = is_made(self.flow, i) and self.flow.op[i] in phase.precedes
+            made = (
+                is_made(self.flow, i)
+                and self.flow.op[i] in phase.precedes
+                and self.flow.op[i] not in self.flow.from_nothing
+            )
             start = phase.precedes[self.flow.op[i]] if made else last + 1
             found.append(max(start, alive.get(i, (0, 0))[1] + 1) - 1)
         return found

@@ -34,6 +34,9 @@ class Traffic:
         for i in reversed(phase.ops):
             if flow.kind[i] not in LOOPS:
                 continue
+            if i in flow.from_nothing and is_stored(flow, phase, flow.makes[i][0]):
+                found[i] = len(phase.chain) + 1  # its readers don't wait for it
+                continue
             stored = flow.kind[i] is Kind.REDUCTION or i in self.facts.always_stored or len(flow.makes[i]) != 1
             if stored or is_stored(flow, phase, flow.makes[i][0]):
                 found[i] = phase.precedes[i]
@@ -92,6 +95,8 @@ class Traffic:
         return count
 
     def _loops_reading(self, buffer: int) -> list[int]:
+        if self.flow.op[buffer] in self.flow.from_nothing and self.flow.op[buffer] in self.phase.precedes:
+            return []  # they compute it
         return [i for i in self.phase.readers.get(buffer, ()) if self.flow.kind[i] in LOOPS]
 
     def num_reads(self, buffer: int) -> int:
