@@ -25,7 +25,7 @@ FORWARD_OPS = {
     "{n}g = gt.Scalar {n}r 0.5\n{n} = mul {a} {n}g",
     "columns": "{n}c = cos {a}\n{n}m = mean.dim {n}c [0] True\n{n} = sub {a} {n}m",
     "skip": "{n}e = exp {a}\n{n}c = cat [{n}e,{b}] 1\n{n} = mm {n}c u",
-    "mask": "{n}e = full [2048,512] 0.5\n{n}f = cos {n}e\n{n} = mul {a} {n}f",
+    "mask": "{n}e = full_like x 0.5\n{n}f = cos {n}e\n{n} = mul {a} {n}f",
     "half": "{n}h = prims.convert_element_type {a} torch.bfloat16\n{n} = prims.convert_element_type {n}h torch.float32",
 }
 BACKWARD_OPS = {

@@ -37,7 +37,7 @@ def graphs(draw):
             lines += [f"{name}e = exp {first}", f"{name}c = cat [{name}e,{second}] 1", f"{name} = mm {name}c u"]
             (forward if is_forward else backward).append(f"{name}e")
         elif op == "mask":
-            lines += [f"{name}f = full [8,8] 0.5", f"{name} = {draw(st.sampled_from(['cos', 'exp']))} {name}f"]
+            lines += [f"{name}f = full_like x 0.5", f"{name} = {draw(st.sampled_from(['cos', 'exp']))} {name}f"]
         elif op == "parts":
             lines += [f"{name}d = native_dropout {first} 0.3 True", f"{name} = getitem {name}d 0"]
             lines += [f"{name}m = getitem {name}d 1", f"{name}c = mul {name} {name}m"]
