@@ -17,13 +17,6 @@ from recompile.kernels import ALWAYS_STORED, LOOPED, MADE, ROLES, Kernel, Schedu
 WRITTEN, DIES, FROM_LOOP, IN_STORAGE = 1, 2, 4, 8
 
 
-def lifetimes(
-    kernels: Sequence[Kernel], num_buffers: int, kept: Collection[int], releasable: Collection[int]
-) -> list[bytes]:
-    """For each kernel, in order, its part of ``fates``: a byte for each of the buffers in its ``touches``."""
-    return by_kernel(fates(in_sequence(kernels), num_buffers, kept, releasable), kernels)
-
-
 def in_sequence(kernels: Sequence[Kernel]) -> Schedule:
     """The schedule of kernels that are given in the order in which they run."""
     return Schedule([batch_of([*enumerate(kernels)])], is_in_order=True)
@@ -58,9 +51,6 @@ def fates(schedule: Schedule, num_buffers: int, kept: Collection[int], releasabl
 
 def stored_buffers(kernels: Sequence[Kernel], num_buffers: int, kept: Collection[int]) -> set[int]:
     """Buffers that really occupy memory: all made ones but those read only inside the kernel that makes them."""
-    pairs = (
-        pair
-        for kernel, fate in zip(kernels, lifetimes(kernels, num_buffers, kept, ()), strict=True)
-        for pair in zip(kernel.touches.tolist(), fate, strict=True)
-    )
-    return {buffer for buffer, bits in pairs if bits & WRITTEN}
+    schedule = in_sequence(kernels)
+    found = zip((schedule.uses // ROLES).tolist(), fates(schedule, num_buffers, kept, ()), strict=True)
+    return {buffer for buffer, bits in found if bits & WRITTEN}

@@ -16,7 +16,7 @@ from recompile.channels_last import copied_for_layout
 from recompile.dataflow import Dataflow, backward_order, forward_order, tangents_of
 from recompile.kernels import Kernel
 from recompile.lifetimes import DIES, IN_STORAGE, WRITTEN, by_kernel, fates, in_sequence
-from recompile.slices import Lives, slices_of, storages_in
+from recompile.slices import Lives, storages_in
 from recompile.stretches import backward_stretches, forward_stretches, stretches_of
 from recompile.timeline import Simulation, Timeline, recomputed_ops
 
@@ -198,7 +198,7 @@ def program_of(
     kernels = timeline.stretches.schedule(indices, stretches_of(indices, numbers), kept, at_hand).kernels()
     schedule = in_sequence(kernels)
     found = fates(schedule, len(timeline.flow.nodes), kept, releasable)
-    found, lives = storages_in(schedule, found, timeline.flow, slices_of(timeline.flow), kept)
+    found, lives = storages_in(schedule, found, timeline.flow, timeline.slices, kept)
     return Program(phase, kernels, by_kernel(found, kernels), alive, uses, timeline.facts.loops_run_together, lives)
 
 

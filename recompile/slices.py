@@ -55,12 +55,12 @@ def slices_of(flow: Dataflow) -> dict[int, int]:
     return found
 
 
-def counted_once(flow: Dataflow) -> Dataflow:
+def counted_once(flow: Dataflow, slices: dict[int, int]) -> Dataflow:
     """The same with the bytes of slices taken off their ``cat``: no sum over buffers exceeds what their storages take,
     wherever the slices are made.
     """
     size = list(flow.size_bytes)
-    for x, whole in slices_of(flow).items():
+    for x, whole in slices.items():
         size[whole] -= size[x]
     return replace(flow, size_bytes=tuple(size))
 

@@ -143,7 +143,7 @@ class Timeline:
         self._more_kernels = more_kernels(self.flow, self.facts, hardware)
         self.stretches = Stretches(self.facts)
         self._numbers = {"forward": forward_stretches(self.facts), "backward": backward_stretches(self.facts)}
-        self._slices = slices_of(self.flow)
+        self.slices = slices_of(self.flow)
         self._convolutions = frozenset(forward_convolutions(self.flow))
         self._steps: dict[tuple[Kernel, bytes, bool], Step] = {}
         self._batches: dict[tuple[Batch, bytes, bool], Steps] = {}
@@ -186,8 +186,8 @@ class Timeline:
         indices = np.array(program, dtype=np.int64)
         schedule = self.stretches.schedule(indices, stretches_of(indices, self._numbers[phase]), kept, at_hand)
         found, lives, start = fates(schedule, len(self.flow.nodes), kept, releasable.keys()), [], 0
-        if self._slices:
-            found, lives = storages_in(schedule, found, self.flow, self._slices, kept)
+        if self.slices:
+            found, lives = storages_in(schedule, found, self.flow, self.slices, kept)
         if len(self._steps) > MOST_STEPS:
             self._steps.clear()
             self._batches.clear()
@@ -253,7 +253,7 @@ class Timeline:
         return bool(self._laid_anew) and (phase == "forward" or not self._convolutions.isdisjoint(program))
 
     def _new_step(self, kernel: Kernel, fate: bytes, lays_anew: bool) -> Step:
-        """What the kernel does when this becomes of the buffers that it touches; see ``lifetimes``."""
+        """What the kernel does when this becomes of the buffers that it touches; see ``fates``."""
         size = self.flow.size_bytes
         fates = list(zip(kernel.touches.tolist(), fate, strict=True))
         written = [b for b, bits in fates if bits & WRITTEN]

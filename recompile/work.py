@@ -351,9 +351,10 @@ def _shape_argument(argument: Any, sizes: Sizes) -> Any:
 def looked_at(node: fx.Node) -> list[fx.Node]:
     """The arguments whose elements the op may look at, and not only at their sizes."""
     place = SIZED.get(name_of(node.target))
-    elsewhere = [argument for k, argument in enumerate(node.args) if k != place]
-    unread = node.args[place] if place is not None and node.args[place] not in elsewhere else None
-    return [argument for argument in node.all_input_nodes if argument is not unread]
+    if place is None or place >= len(node.args):
+        return node.all_input_nodes
+    elsewhere = (*node.args[:place], *node.args[place + 1 :], *node.kwargs.values())
+    return [a for a in node.all_input_nodes if a is not node.args[place] or a in elsewhere]
 
 
 def _read_bytes_of(node: fx.Node, sizes: Sizes) -> int:

@@ -109,12 +109,14 @@ def test_what_lies_in_the_whole_is_shown_as_the_whole():
 
 def test_bounds_count_each_byte_of_the_whole_once():
     flow = dataflow_of(annotated(SKIP))
-    once = {node.name: size for node, size in zip(flow.nodes, counted_once(flow).size_bytes, strict=True)}
+    once = {
+        node.name: size for node, size in zip(flow.nodes, counted_once(flow, slices_of(flow)).size_bytes, strict=True)
+    }
     assert (once["e"], once["c"], once["h"]) == (128, 128, 512)
 
 
 def test_pooling_backward_reads_no_element_of_what_was_pooled():
-    """Saved, e is alive to the end, as an argument that is not used; rebuilt, it vanishes."""
+    """Made again for its sizes alone, e takes no kernel."""
     text = """
         x = input 1x1x8x8
         e = exp x

@@ -63,7 +63,7 @@ LEAST_FLIPS = 30
 # flips get as far as those that lower it: by 5 % on Llama, 1 % on GPT.
 FLIPPED_SHARES = (0.001, 0.125)
 # Where flips of everything are that many times less than FLIP_WORK, they start from some further plans as well: the
-# floor of a U-net of one level came out 10 % smaller, those of models of 500 nodes no more than .03 %.
+# floor of a U-net of one level came out 8 % smaller, those of models of 500 nodes no more than .03 %.
 PASSES_OF_TINY, MOST_STARTS = 8, 4
 # How many neighbouring segments a piece covers: with more than one, boundaries between them may be rebuilt too.
 STRIDES_MIXED = (1, 2, 4, 8)

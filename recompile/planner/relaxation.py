@@ -80,7 +80,7 @@ class Problem:
     """The certain facts of one graph, from which its Relaxation is put together."""
 
     def __init__(self, timeline: Timeline):
-        self.timeline, self.flow = timeline, counted_once(timeline.flow)
+        self.timeline, self.flow = timeline, counted_once(timeline.flow, timeline.slices)
         flow = self.flow
         self.tangents = tangents_of(flow)
         self.outputs = frozenset(b for i in flow.fwd_outputs if not flow.is_input[b := flow.buffer[i]])
