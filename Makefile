@@ -19,6 +19,9 @@ define with_fresh_cache
 TORCHINDUCTOR_CACHE_DIR="$$cache" $(1)
 endef
 
+# Every file of tests in one of some processes; each needs up to 2 GB.
+TESTS := $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
@@ -32,10 +35,10 @@ demo: env ## Train a small GPT-2 with and without recompile (TEXT=file trains on
 	@$(PY) -m demo.train_gpt2 $(if $(TEXT),--text "$(TEXT)")
 
 test: env ## Run the tests, without the slow ones
-	$(call with_fresh_cache,$(PY) -m pytest -m "not slow and not gpu")
+	$(call with_fresh_cache,$(TESTS) -m "not slow and not gpu")
 
 test-all: env ## Run the tests, with the slow ones
-	$(call with_fresh_cache,$(PY) -m pytest -m "not gpu")
+	$(call with_fresh_cache,$(TESTS) -m "not gpu")
 
 lint: env-lint ## Check style and imports
 	@$(PY) -m ruff check

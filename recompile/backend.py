@@ -212,7 +212,7 @@ class Partitioner(CustomPartitionerFn):
             guard_at_most(symbol, limit)
         self._record(decided, options, time.perf_counter() - started)
         order = {node: position for position, node in enumerate(joint.graph.nodes)}
-        saved = sorted((choice.node for choice in decided.plan.saved), key=order.__getitem__)
+        saved = sorted({choice.node for choice in decided.plan.saved}, key=order.__getitem__)
         random_ops = [node for node in order if is_random(node)]
         return split_joint(joint, saved, num_fwd_outputs, static, random_ops)
 

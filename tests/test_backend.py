@@ -4,6 +4,7 @@ Models of matmuls alone go through Inductor in a fraction of a second: there is 
 """
 
 import copy
+import dataclasses
 import logging
 import re
 import subprocess
@@ -18,6 +19,7 @@ from torch._inductor import config as inductor_config
 
 import recompile
 from recompile.backend import Partitioner, graph_break_of
+from recompile.planner import save_all
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -264,6 +266,14 @@ def test_a_planner_that_saves_what_cannot_be_saved_is_refused_by_name(handed_to_
 
     with pytest.raises(recompile.PlanError, match="careless"):
         compiled_with(matmuls(), planner=careless)(batch())
+
+
+def test_a_planner_may_name_what_it_saves_twice(empty_cache):
+    def repetitive(joint, hardware, budget):
+        plan = save_all(joint, hardware, budget)
+        return dataclasses.replace(plan, saved=plan.saved + plan.saved)
+
+    compiled_with(matmuls(), planner=repetitive)(batch()).sum().backward()
 
 
 # What is chosen at run time

@@ -338,7 +338,7 @@ def test_a_bad_option_is_refused_where_the_decorator_stands(options):
         recompile.remat(Plain, **options)
 
 
-@pytest.mark.parametrize("target", [3, "model", dict, object(), [nn.Linear]], ids=repr)
+@pytest.mark.parametrize("target", [3, "model", dict, object(), [nn.Linear]], ids=lambda target: type(target).__name__)
 def test_anything_but_a_module_class_a_module_or_a_function_is_a_type_error(target):
     for decorator in (recompile.remat, recompile.remat(memory_budget=0.5)):
         with pytest.raises(TypeError, match=r"takes an nn\.Module class, an nn\.Module or a function"):

@@ -7,6 +7,7 @@ the plan that saves everything.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
@@ -27,13 +28,16 @@ from torch.testing import assert_close
 
 from recompile import records
 from recompile.annotation import annotate
-from recompile.backend import prepare
+from recompile.backend import Partitioner, prepare
 from recompile.decide import PREDICTION_MARGIN, resolve_budget
-from recompile.joint import Budget, Plan
+from recompile.hardware import Hardware
+from recompile.joint import Budget, JointGraph, Plan
 from recompile.options import Options
 from recompile.planner import full, mincut, stock
+from recompile.planner.finish import plan_from
 from recompile.planner.mincut import forget
 from recompile.report.explanation import GraphReport
+from recompile.timeline import Timeline
 
 from .interpret import InterpretedBackend, RawPartitioner, Step, Traced, interpreted, partitioner, storages
 
@@ -128,30 +132,56 @@ def check_replays(graph: Traced) -> None:
 def replays(graph: Traced) -> Iterator[tuple[str, Step]]:
     """The step under every planner and every budget; plans that save the same values are replayed once."""
     seen = set()
-    for name, saved, as_asked in plans_of(graph):
+    for name, saved, _ in plans_of(graph):
         if saved not in seen:
             seen.add(saved)
-            yield name, graph.replay(as_asked)
+            yield name, graph.replay(saving(saved))
 
 
 def plans_of(graph: Traced) -> Iterator[tuple[str, frozenset[str], RawPartitioner]]:
     """What is asked for, the names of what that saves, and the partitioner to ask. One budget is in bytes, between the
     fastest plan and the floor. The graph is annotated once for all."""
-    gm, num_fwd_outputs = fx.GraphModule(graph.joint.gm, copy.deepcopy(graph.joint.gm.graph)), num_outputs_of(graph)
     hardware = partitioner(None).hardware
-    with V.set_fake_mode(graph.joint.fake_mode), tracing(graph.joint.context):
-        prepare(gm, num_fwd_outputs)
-        joint = annotate(gm, num_fwd_outputs, hardware, static_inputs_of(graph, gm))
-        peaks = [
-            mincut(joint, hardware, resolve_budget(Options(share), joint, hardware, mincut)).peak_bytes
-            for share in (None, 0.0)
-        ]
+    with annotated_once(graph) as joint:
+        peaks = [planned(joint, share).peak_bytes for share in (None, 0.0)]
         for budget in (*SHARES, between(*peaks)):
-            plan = mincut(joint, hardware, resolve_budget(Options(budget), joint, hardware, mincut))
-            yield f"budget {budget}", names_in(plan), partitioner(budget)
+            yield f"budget {budget}", names_in(planned(joint, budget)), partitioner(budget)
         for name, planner in OTHER_PLANNERS.items():
             yield f"planner {name}", names_in(planner(joint, hardware, Budget(None))), partitioner(None, name)
+
+
+@contextlib.contextmanager
+def annotated_once(graph: Traced) -> Iterator[JointGraph]:
+    """The joint graph of a traced step, to plan it for several budgets: what is searched is searched once."""
+    gm, num_fwd_outputs = fx.GraphModule(graph.joint.gm, copy.deepcopy(graph.joint.gm.graph)), num_outputs_of(graph)
+    with V.set_fake_mode(graph.joint.fake_mode), tracing(graph.joint.context):
+        prepare(gm, num_fwd_outputs)
+        yield annotate(gm, num_fwd_outputs, partitioner(None).hardware, static_inputs_of(graph, gm))
     forget()
+    plan_once.cache_clear()
+
+
+plan_once = functools.lru_cache(maxsize=None)(mincut)
+
+
+def planned(joint: JointGraph, budget: object) -> Plan:
+    """The plan that a partitioner with this ``memory_budget`` makes of the graph."""
+    hardware = partitioner(None).hardware
+    return plan_once(joint, hardware, resolve_budget(Options(budget), joint, hardware, plan_once))
+
+
+def saving(names: frozenset[str]) -> RawPartitioner:
+    """A partitioner that saves these values: a plan made before, without its search."""
+
+    def same_again(joint: JointGraph, hardware: Hardware, budget: Budget) -> Plan:
+        timeline = Timeline(joint, hardware)
+        values = enumerate(timeline.flow.nodes)
+        saved = frozenset(i for i, node in values if node.name in names and node.op != "placeholder")
+        plan = plan_from(timeline, saved, timeline.simulate(saved), {})
+        assert names_in(plan) == names
+        return plan
+
+    return Partitioner(Options.parse({"memory_budget": None, "planner": same_again}))
 
 
 def num_outputs_of(graph: Traced) -> int:

@@ -23,6 +23,7 @@ from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
+from .every_plan import annotated_once, names_in, planned, saving
 from .interpret import InterpretedBackend, Step, interpreted, partitioner, storages
 from .models import LENGTH, MODELS, WIDTH, Block
 
@@ -113,16 +114,29 @@ def trained_eagerly(name: str, dropout: float, autocast: bool = False) -> Traine
 
 @functools.cache
 def trained_by_interpreter(setting: Setting) -> tuple[Trained, InterpretedBackend]:
-    backend = interpreted(partitioner(0.1), setting.fallback_random)
+    backend = interpreted(partitioner(None, "full"), setting.fallback_random)
     compiled = functools.partial(torch.compile, backend=backend)
     return trained(setting.name, setting.dropout, compiled, setting.autocast), backend
+
+
+@functools.cache
+def planned_for_all(setting: Setting) -> list[dict[object, frozenset[str]]]:
+    """What is saved of every graph of the model, for each of the budgets."""
+    saved = []
+    for graph in trained_by_interpreter(setting)[1].graphs:
+        with annotated_once(graph) as joint:
+            saved.append({budget: names_in(planned(joint, budget)) for budget in BUDGETS})
+    return saved
 
 
 @functools.cache
 def replayed(setting: Setting, budget: object, planner: str = "mincut") -> list[Step]:
     """The step of every graph of the model."""
     _, backend = trained_by_interpreter(setting)
-    return [graph.replay(partitioner(budget, planner)) for graph in backend.graphs]
+    if planner != "mincut":
+        return [graph.replay(partitioner(budget, planner)) for graph in backend.graphs]
+    plans = planned_for_all(setting)
+    return [graph.replay(saving(plan[budget])) for graph, plan in zip(backend.graphs, plans, strict=True)]
 
 
 def replayed_with_everything_saved(setting: Setting) -> list[Step]:
