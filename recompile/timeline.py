@@ -30,6 +30,7 @@ from recompile.hardware import Hardware
 from recompile.inlining import FusionFacts, StoredOp, fusion_facts
 from recompile.joint import JointGraph, Kind
 from recompile.kernels import Batch, Kernel
+from recompile.library_memory import allocated_inside
 from recompile.lifetimes import DIES, FROM_LOOP, IN_STORAGE, WRITTEN, fates
 from recompile.loops import moving
 from recompile.moves import moves_of
@@ -130,6 +131,7 @@ class Timeline:
         self._bytes_to_read, self._bytes_to_write = moves_of(self.flow)
         self._laid_anew = laid_anew(self.flow)
         self._copied_bias = copied_biases(joint, self.flow)
+        self._inside = {self.flow.index[node]: count for node, count in allocated_inside(joint).items()}
         self._seconds_alone = {  # what runs outside of generated loops; sizes and tuples run nothing
             i: joint.notes[node].seconds
             for i, node in enumerate(self.flow.nodes)
@@ -269,7 +271,7 @@ class Timeline:
         laid_anew_bytes = sum(size[b] for b in made if b in anew)
         split = frozenset([op.op for op in kernel.ops if op.op in self._more_kernels])
         finishes = self._finishes(kernel)
-        passing = dropped + copied_bytes + laid_anew_bytes - reused
+        passing = dropped + copied_bytes + laid_anew_bytes + self._inside.get(first.op, 0) - reused
         grows, shrinks = (sum(size[b] for b in buffers) + passing for buffers in (made, dying))
         step = Step(
             figures=(first.op, grows, shrinks, int(not kernel.is_extern), int(bool(split or finishes))),
