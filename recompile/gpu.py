@@ -33,6 +33,7 @@ from recompile.options import Options
 from recompile.replay import ExternSizes, Run, kernel_sources
 from recompile.report.explanation import GraphReport
 from recompile.step_memory import Half, given_to, is_saved, placeholders, replay_step, scratch_bytes
+from recompile.torch_private import storage_key
 from recompile.torch_private_gpu import compile_kernel
 from recompile.torch_private_lowering import Lowered, LoweredKernel, lower
 from recompile.trace import JointTrace, trace_step
@@ -195,8 +196,9 @@ def program_for(
     num_saved = len(saved_of(forward, trace.num_fwd_outputs))
     inputs = restrided(backward, lowered_forward.output_strides[trace.num_fwd_outputs :])
     lowered_backward = compiled(
-        copied(backward), inputs, is_backward=True, user_visible_outputs=(), static_inputs=range(num_saved)
-    )
+        copied(backward), inputs, is_backward=True, user_visible_outputs=(), static_inputs=range(num_saved),
+        donated=donated_of(forward, backward, trace.num_fwd_outputs),
+    )  # fmt: skip
     return assemble(forward, backward, (lowered_forward, lowered_backward), hardware, chip)
 
 
@@ -242,6 +244,22 @@ def copied(module: fx.GraphModule) -> fx.GraphModule:
 def saved_of(forward: fx.GraphModule, num_fwd_outputs: int) -> list[fx.Node]:
     """What forward returns for backward: tensors, then sizes, of which a trace with constant sizes has none."""
     return list(forward.graph.output_node().args[0][num_fwd_outputs:])
+
+
+def donated_of(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int) -> list[int]:
+    """Positions of what is saved for backward alone, so that backward may write over it.
+
+    As AOTAutograd finds its donated buffers (``collect_fw_donated_buffer_idxs`` in graph_compile.py).
+    """
+    returned = [*forward.graph.output_node().args[0][:num_fwd_outputs], *backward.graph.output_node().args[0]]
+    held = {storage_of(node) for node in [*placeholders(forward), *returned]}
+    return [i for i, node in enumerate(saved_of(forward, num_fwd_outputs)) if storage_of(node) not in held]
+
+
+def storage_of(node: Any) -> int | None:
+    """None where there is no tensor."""
+    val = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return storage_key(val) if isinstance(val, torch.Tensor) else None
 
 
 def restrided(backward: fx.GraphModule, strides: Sequence[tuple[int, ...] | None]) -> list[Any]:

@@ -13,6 +13,7 @@ from unittest import mock
 import torch._inductor.config as inductor_config
 import torch.fx as fx
 from torch._inductor import compile_fx, ir
+from torch._inductor import graph as inductor_graph
 from torch._inductor import utils as inductor_utils
 from torch._inductor.choices import InductorChoices
 from torch._inductor.debug import DebugContext
@@ -102,11 +103,13 @@ def lower(
     static_inputs: Sequence[int],
     config_patches: Mapping[str, Any],
     short_lives: bool = True,
+    donated: Sequence[int] = (),
 ) -> Lowered:
     """Inductor's program for a graph whose values lie on ``GPU``. The module is changed: Inductor's passes edit it.
 
     ``inputs``: fake tensors, one a placeholder. ``state``: the fake mode and tracing context it was traced in.
-    ``user_visible_outputs``: positions of outputs whose strides must stay as they are. Inductor's steps from here to
+    ``user_visible_outputs``: positions of outputs whose strides must stay as they are. ``donated``: positions of inputs
+    that nobody else holds, so that the program may write over them. Inductor's steps from here to
     the text of the program are all its own (``codegen_and_compile``); only loading the text is left out.
     """
     module.graph.output_node().meta["user_visible_output_idxs"] = list(user_visible_outputs)
@@ -125,6 +128,7 @@ def lower(
         disable_current_modes(),
         DebugContext(),
         mock.patch.object(GraphLowering, "compile_to_module", _capture),
+        mock.patch.object(inductor_graph, "get_donated_idxs", lambda: list(donated)),
     ):
         try:
             compile_fx._InProcessFxCompile().codegen_and_compile(module, list(inputs), (), settings)

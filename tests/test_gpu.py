@@ -22,7 +22,10 @@ from recompile.chip import CHIPS, Chip, chip_for
 from recompile.errors import OptionError
 from recompile.gpu import dry_run, program_for, restrided
 from recompile.hardware import named_hardware
+from recompile.planner import save_all
+from recompile.planner.finish import plan_from
 from recompile.step_memory import HOLDS_TANGENTS, scratch_bytes
+from recompile.timeline import Timeline
 from recompile.torch_private_gpu import GPU, absent_gpu, cudnn_format, device_guards
 from recompile.trace import trace_step
 
@@ -105,6 +108,28 @@ def test_a_value_that_forward_returns_and_saves_counts_once():
     program = dry_run(lambda x: x.exp(), (torch.randn(256, requires_grad=True),), hardware="h100").program
     assert (program.forward_peak_bytes, program.saved_bytes) == (1024, 0)
     assert program.backward_peak_bytes == 3 * 1024  # output, tangent, gradient
+
+
+def test_backward_writes_over_what_was_saved_for_it_alone():
+    """The last product's gradient takes its place. The first is not saved; two parameters are in its stead, so that the
+    last is further back among what is saved than where everything is."""
+    operands = [torch.randn(256, 64)] + [torch.randn(*s, requires_grad=True) for s in ((64, 64), (64,), (64, 64))]
+    product, weights = 4 * 256 * 64, 4 * 64 * 64
+
+    def summed(x, w1, b1, w2):
+        return (torch.addmm(b1, x, w1).sin() @ w2).sin().sum()
+
+    def without_the_first(joint, hardware, budget):
+        timeline = Timeline(joint, hardware)
+        flow = timeline.flow
+        choices = [flow.index[c.node] for c in save_all(joint, hardware, budget).saved if c.node.op != "placeholder"]
+        saved = frozenset(choices[1:])
+        return plan_from(timeline, saved, timeline.simulate(saved), {})
+
+    program = dry_run(summed, operands, hardware="h100", planner=without_the_first).program
+    # the first sine, the last product, the gradient of the last weights, the loss and its tangent
+    tangent = SCALAR if HOLDS_TANGENTS else 0
+    assert program.backward_peak_bytes == 2 * product + weights + SCALAR + tangent
 
 
 def with_noise(x):
