@@ -19,7 +19,7 @@ define with_fresh_cache
 TORCHINDUCTOR_CACHE_DIR="$$cache" $(1)
 endef
 
-# Every file of tests in one of some processes; each needs up to 2 GB.
+# Each file of tests runs in one of up to four processes; they were seen to take 1.2 GB each.
 TESTS := $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 help: ## List the targets

@@ -88,10 +88,14 @@ def test_on_other_devices_nothing_is_counted():
 
 
 def test_the_simulation_counts_it_during_the_call_alone():
-    graph = graph_of("64x64x3x3")
+    text = CONVOLVED.format(
+        weight="64x64x3x3", result="8x64x8x8", stride="[1,1]", padding="[1,1]", groups=1, mask="[True,True,False]"
+    )
+    graph = annotated(text.replace("return y |", "z = mean y\n    return z |"))
     timeline = Timeline(graph, graph.hardware)
     moments = timeline.simulate(frozenset()).moments
     alive = {timeline.flow.nodes[m.node].name: m.live_bytes for m in moments if m.phase == "forward"}
     image, weights = 8 * 64 * 8 * 8 * 4, 64 * 64 * 3 * 3 * 4
     assert alive["e"] == image + weights  # w is copied to channels last when forward starts
     assert alive["y"] == 2 * image + 2 * weights
+    assert alive["z"] == image + weights + 4

@@ -156,9 +156,11 @@ def annotated_once(graph: Traced) -> Iterator[JointGraph]:
     gm, num_fwd_outputs = fx.GraphModule(graph.joint.gm, copy.deepcopy(graph.joint.gm.graph)), num_outputs_of(graph)
     with V.set_fake_mode(graph.joint.fake_mode), tracing(graph.joint.context):
         prepare(gm, num_fwd_outputs)
-        yield annotate(gm, num_fwd_outputs, partitioner(None).hardware, static_inputs_of(graph, gm))
-    forget()
-    plan_once.cache_clear()
+        try:
+            yield annotate(gm, num_fwd_outputs, partitioner(None).hardware, static_inputs_of(graph, gm))
+        finally:  # the next graph is another one, whether a plan of this was refused or not
+            forget()
+            plan_once.cache_clear()
 
 
 plan_once = functools.lru_cache(maxsize=None)(mincut)
