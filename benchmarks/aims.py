@@ -3,9 +3,10 @@
 Nothing runs on a GPU and nothing of a model's size is allocated. A plan becomes Inductor's own program
 (``recompile.gpu``), and that program's figures count: ``code``, the peak replayed from its allocations; ``est``,
 Inductor's estimate of it; ``roofline``, the sum over its kernels; ``true``, the same with what kernels spill. GiB are
-with parameters. A row is planned for the time that it is in, those in "roofline" with ``counts_spills`` off; a row
-without ms is the smallest plan. A plan whose program misses the GiB that were asked for is planned again for that much
-less, and for more where that leaves room.
+with parameters. A row is planned for the time and the peak that it is in, those in "roofline" with ``counts_spills``
+off, those in "est" with ``counts_fused`` on, for the GiB of the aim and for those of the prototype; a row without ms is
+the smallest plan. A plan whose program misses the GiB that were asked for is planned again for that much less, and for
+more where that leaves room.
 
 Programs are kept by their graphs' text, so a changed planner makes only those anew that changed; a model is planned
 anew when any source but the report's changed. Results are in results/aims, the summary in aims.md beside this file.
@@ -129,7 +130,11 @@ class Subject:
     ):  # fmt: skip
         self.name, self.trace, self.fixed_bytes, self.store, self.note = name, trace, fixed_bytes, store, note
         self.hardware = hardware
-        self.hardware_of = {"true": hardware, "roofline": replace(hardware, counts_spills=False)}
+        self.hardware_of = {
+            (peak, time): replace(hardware, counts_spills=time == "true", counts_fused=peak == "est")
+            for peak in ("code", "est")
+            for time in ("true", "roofline")
+        }
         self.sources = sources(*(Path(recompile.gpu.__file__).parent / file for file in PROGRAM_SOURCES))
 
     @functools.cached_property
@@ -137,18 +142,18 @@ class Subject:
         return annotated(self.trace, self.hardware)
 
     @functools.cached_property
-    def timelines(self) -> dict[str, Timeline]:
-        """By the time that counts."""
-        return {time: Timeline(self.joint, hardware) for time, hardware in self.hardware_of.items()}
+    def timelines(self) -> dict[tuple[str, str], Timeline]:
+        """By the peak and the time that count."""
+        return {counts: Timeline(self.joint, hardware) for counts, hardware in self.hardware_of.items()}
 
     # Plans
 
-    def plan(self, limit_bytes: int | None, by: str = "true") -> dict[str, Any]:
+    def plan(self, limit_bytes: int | None, by: str = "true", peak: str = "code") -> dict[str, Any]:
         """The planner's answer within so many bytes over parameters, or its floor where that is more; its program.
 
-        The fastest by "true" or "roofline" seconds.
+        The fastest by "true" or "roofline" seconds, within the peak in "code" or "est".
         """
-        hardware, started = self.hardware_of[by], time.perf_counter()
+        hardware, started = self.hardware_of[peak, by], time.perf_counter()
         try:
             plan = mincut(self.joint, hardware, Budget(limit_bytes))
         except BudgetError as error:
@@ -157,15 +162,15 @@ class Subject:
         return {**self.simulated(plan), "planning_seconds": seconds, **self.program_of(plan)}
 
     def simulated(self, plan: Plan) -> dict[str, Any]:
-        """Peak and both times by our own simulation, whichever the plan was made for."""
-        index = self.timelines["true"].flow.index
+        """Both peaks and both times by our own simulation, whichever the plan was made for."""
+        index = self.timelines["code", "true"].flow.index
         saved = frozenset(index[choice.node] for choice in plan.saved if choice.node.op != "placeholder")
-        seconds = {
-            f"simulated_{time}_seconds": timeline.simulate(saved).step_seconds
-            for time, timeline in self.timelines.items()
+        made = {counts: timeline.simulate(saved) for counts, timeline in self.timelines.items()}
+        peaks = {
+            f"simulated_{peak}_bytes": made[peak, "true"].peak_bytes + self.fixed_bytes for peak in ("code", "est")
         }
-        simulated_bytes = plan.peak_bytes + self.fixed_bytes
-        return {"simulated_bytes": simulated_bytes, **seconds, "recompute_flop": plan.recompute_flops}
+        seconds = {f"simulated_{time}_seconds": made["code", time].step_seconds for time in ("true", "roofline")}
+        return {**peaks, **seconds, "recompute_flop": plan.recompute_flops}
 
     def plan_for(self, asked_bytes: float, peak: str, by: str = "true") -> dict[str, Any]:
         """A plan whose program's peak (``code`` or ``est``, parameters included) is within what is asked, if found.
@@ -175,9 +180,9 @@ class Subject:
         limit, tried = int(asked_bytes * (1 + SLACK)) - self.fixed_bytes, []  # all that is accepted
         fits, misses = None, None  # simulated bytes: the most that did, the least that did not
         while len(tried) < MAX_TRIES:
-            tried.append(self.plan(max(limit, 0), by))
+            tried.append(self.plan(max(limit, 0), by, peak))
             excess = tried[-1][f"{peak}_bytes"] - asked_bytes * (1 + SLACK)
-            simulated = tried[-1]["simulated_bytes"] - self.fixed_bytes
+            simulated = tried[-1][f"simulated_{peak}_bytes"] - self.fixed_bytes
             if excess > 0:
                 if simulated > limit:
                     break  # the smallest plan
@@ -193,7 +198,7 @@ class Subject:
 
     def stock(self, ratio: float) -> dict[str, Any]:
         """Inductor at one of its budgets: its program, and its saved set in our simulation where that is legal."""
-        timeline = self.timelines["true"]
+        timeline = self.timelines["code", "true"]
         saved = stock_saved_set(self.joint, timeline.flow, ratio)
         legal = made_legal(self.joint, timeline.flow, saved)
         plan = plan_from(timeline, legal, timeline.simulate(legal), {})
@@ -237,10 +242,17 @@ class Subject:
         found = []
         for aim in AIMS:
             if aim.model == self.name:
-                floor = aim.ms is None
-                result = self.plan(0, aim.time) if floor else self.plan_for(aim.gib * GIB, aim.peak, aim.time)
-                found.append({"aim": asdict(aim), **result})
+                row = {"aim": asdict(aim), **self.answer(aim, aim.gib)}
+                if aim.ms is not None:
+                    row["for_prototype"] = self.answer(aim, aim.prototype[0])
+                found.append(row)
         return found
+
+    def answer(self, aim: Aim, gib: float) -> dict[str, Any]:
+        """The plan for so many GiB in the peak and the time of an aim; for its floor the smallest."""
+        if aim.ms is None:
+            return self.plan(0, aim.time, aim.peak)
+        return self.plan_for(gib * GIB, aim.peak, aim.time)
 
     def duels(self) -> list[dict[str, Any]]:
         """Inductor's own budgets, each with our plans for its peak and for its time."""
@@ -268,7 +280,7 @@ class Subject:
     def shares(self) -> list[dict[str, Any]]:
         """Plans over the whole range, for the rank correlation."""
         fastest = mincut(self.joint, self.hardware, Budget(None)).peak_bytes
-        floor = self.plan(0)["simulated_bytes"] - self.fixed_bytes
+        floor = self.plan(0)["simulated_code_bytes"] - self.fixed_bytes
         return [{"share": share, **self.plan(floor + int(share * (fastest - floor)))} for share in SHARES]
 
 

@@ -16,8 +16,9 @@ def summary(records: Sequence[dict[str, Any]]) -> str:
     """Markdown."""
     parts = ["# Aims\n\nMade by `make aims`. GiB include parameters; `first` is the program of the plan for just the "
              "GiB asked, before it was planned again for what that missed. Each row's plan is the fastest found in the "
-             "time that the row is in: those in roofline are planned as if nothing spilled, and `true` is what they "
-             "take with spills. All other plans are for true time."]  # fmt: skip
+             "peak and the time that the row is in: those in roofline are planned as if nothing spilled, and `true` is "
+             "what they take with spills. `prototype matched` asks for the prototype's GiB. All other plans are for "
+             "code GiB and true time."]  # fmt: skip
     parts.append("## The table of aims\n\n" + table(ROW_NAMES, [aim_row(r) for m in records for r in m["rows"]]))
     duels = [(m["model"], duel) for m in records for duel in m["duels"]]
     parts.append("## Beside Inductor's own budgets\n\n" + table(DUEL_NAMES, [duel_row(*pair) for pair in duels]))
@@ -46,28 +47,42 @@ def pair(gibibytes: float, milliseconds: float | None) -> str:
 
 ROW_NAMES = (
     "model", "in", "asked GiB", "simulated GiB / ms", "first GiB", "code GiB", "est GiB", "roofline ms", "true ms",
-    "prototype", "aim", "aim reached", "prototype matched", "tries",
+    "aim", "aim reached", "prototype", "for its GiB: GiB / ms", "prototype matched", "tries",
 )  # fmt: skip
 
 
 def is_reached(row: dict[str, Any], gibibytes: float, milliseconds: float | None) -> bool:
     """Whether a row's program is within GiB and ms, in the peak and the time that its aim is stated in."""
-    aim = row["aim"]
-    peak, seconds = row[f"{aim['peak']}_bytes"] / GIB, row[f"{aim['time']}_seconds"] * 1e3
-    return peak <= gibibytes * (1 + ROUNDING) and (milliseconds is None or seconds <= milliseconds * (1 + ROUNDING))
+    peak_bytes, seconds = stated(row, row["aim"])
+    is_soon = milliseconds is None or seconds * 1e3 <= milliseconds * (1 + ROUNDING)
+    return peak_bytes / GIB <= gibibytes * (1 + ROUNDING) and is_soon
+
+
+def stated(plan: dict[str, Any], aim: dict[str, Any], of: str = "") -> tuple[float, float]:
+    """Bytes and seconds of a plan's program in the peak and the time of an aim; "simulated_": as predicted."""
+    return plan[f"{of}{aim['peak']}_bytes"], plan[f"{of}{aim['time']}_seconds"]
+
+
+def is_matched(row: dict[str, Any]) -> bool:
+    """Whether the plan for the aim or that for the prototype's GiB is within what the prototype reached."""
+    return any(is_reached(row | plan, *row["aim"]["prototype"]) for plan in (row, row.get("for_prototype", {})))
 
 
 def aim_row(row: dict[str, Any]) -> list[str]:
     aim = row["aim"]
-    simulated_seconds = row[f"simulated_{aim['time']}_seconds"]
     return [
         aim["model"], f"{aim['peak']} / {aim['time']}", "floor" if aim["ms"] is None else f"{aim['gib']:g}",
-        f"{gib(row['simulated_bytes'])} / {ms(simulated_seconds)}",
+        shown_as_pair(*stated(row, aim, "simulated_")),
         gib(row["first_bytes"]) if "first_bytes" in row else "-", gib(row["code_bytes"]), gib(row["est_bytes"]),
-        ms(row["roofline_seconds"]), ms(row["true_seconds"]), pair(*aim["prototype"]), pair(aim["gib"], aim["ms"]),
-        yes(is_reached(row, aim["gib"], aim["ms"])), yes(is_reached(row, *aim["prototype"])),
-        str(row.get("tries", 1)),
+        ms(row["roofline_seconds"]), ms(row["true_seconds"]), pair(aim["gib"], aim["ms"]),
+        yes(is_reached(row, aim["gib"], aim["ms"])), pair(*aim["prototype"]),
+        shown_as_pair(*stated(row["for_prototype"], aim)) if "for_prototype" in row else "-",
+        yes(is_matched(row)), str(row.get("tries", 1)),
     ]  # fmt: skip
+
+
+def shown_as_pair(num_bytes: float, seconds: float) -> str:
+    return f"{gib(num_bytes)} / {ms(seconds)}"
 
 
 # Beside Inductor
@@ -110,13 +125,15 @@ def verdicts_of(duel: dict[str, Any]) -> dict[str, bool]:
 
 PREDICTION_NAMES = (
     "model", "plans", "rank correlation with true ms", ">= 0.95", "with roofline ms", "code GiB within 2 %",
-    "most too low", "most too high", "seconds: most too low", "most too high", "slowest planning s",
+    "most too low", "most too high", "est GiB within 2 %", "seconds: most too low", "most too high",
+    "slowest planning s",
 )  # fmt: skip
 
 
 def distinct_plans(record: dict[str, Any]) -> list[dict[str, Any]]:
     """Every program of ours with its prediction, once."""
     ours = [*record["rows"], *record["shares"]]
+    ours += [row["for_prototype"] for row in record["rows"] if "for_prototype" in row]
     ours += [duel[which] for duel in record["duels"] for which in ("same_peak", "same_time") if duel[which]]
     return list({plan["key"]: plan for plan in ours}.values())
 
@@ -124,7 +141,10 @@ def distinct_plans(record: dict[str, Any]) -> list[dict[str, Any]]:
 def prediction_row(record: dict[str, Any]) -> list[str]:
     plans = distinct_plans(record)
     fixed = record.get("fixed_bytes", 0)
-    peaks = [(plan["simulated_bytes"] - fixed, plan["code_bytes"] - fixed) for plan in plans]
+    peaks, estimates = (
+        [(plan[f"simulated_{peak}_bytes"] - fixed, plan[f"{peak}_bytes"] - fixed) for plan in plans]
+        for peak in ("code", "est")
+    )
     if not plans:
         return [record["model"], "0", *["-"] * (len(PREDICTION_NAMES) - 2)]
     peak_errors = [prediction_error(*peak) for peak in peaks]
@@ -136,7 +156,9 @@ def prediction_row(record: dict[str, Any]) -> list[str]:
     return [
         record["model"], str(len(plans)), shown(true), yes(None if true is None else true >= CORRELATION_AIM),
         shown(plain), f"{sum(is_well_predicted(*peak) for peak in peaks)} of {len(peaks)}",
-        f"{min(peak_errors):+.1%}", f"{max(peak_errors):+.1%}", f"{min(time_errors):+.1%}", f"{max(time_errors):+.1%}",
+        f"{min(peak_errors):+.1%}", f"{max(peak_errors):+.1%}",
+        f"{sum(is_well_predicted(*estimate) for estimate in estimates)} of {len(estimates)}",
+        f"{min(time_errors):+.1%}", f"{max(time_errors):+.1%}",
         f"{max(plan['planning_seconds'] for plan in plans):.1f}",
     ]  # fmt: skip
 

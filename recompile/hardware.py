@@ -39,6 +39,7 @@ CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "launch_s": (lambda value: is_positive(value) or value == 0, "a number of seconds, 0 or more"),
     "source": (lambda value: isinstance(value, str), "a text that says where the numbers come from"),
     "counts_spills": (lambda value: isinstance(value, bool), "true or false"),
+    "counts_fused": (lambda value: isinstance(value, bool), "true or false"),
 }
 
 
@@ -57,6 +58,9 @@ class Hardware:
     # Whether a plan's seconds hold what loops over long rows write for themselves and read again. False: for plans to
     # be compared with those of tools that price a kernel by its arguments and results alone. Memory counts it always.
     counts_spills: bool = True
+    # Whether a plan's memory is what Inductor estimates rather than what is allocated: while a generated loop runs also
+    # the values that fusion removed from it, and its results beside the inputs whose place they take.
+    counts_fused: bool = False
 
     def __post_init__(self) -> None:
         is_kept_form = isinstance(self.flop_per_s, tuple) and all(isinstance(pair, tuple) for pair in self.flop_per_s)

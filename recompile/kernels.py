@@ -186,3 +186,17 @@ def not_in_rows(ops: Sequence[StoredOp], random: frozenset[int]) -> set[int]:
         if not op.is_reduction and (op.op in random or not found.isdisjoint(op.reads)):
             found.update(op.makes)
     return found
+
+
+def ancestors_inside(kernel: Kernel) -> list[int]:
+    """Per op of a kernel a bitset of the ops in it whose results it depends on."""
+    maker: dict[int, int] = {}
+    before: list[int] = []
+    for k, op in enumerate(kernel.ops):
+        mask = 0
+        for buffer in op.reads:
+            if buffer in maker:
+                mask |= before[maker[buffer]] | 1 << maker[buffer]
+        before.append(mask)
+        maker.update((buffer, k) for buffer in op.makes)
+    return before

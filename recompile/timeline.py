@@ -29,7 +29,7 @@ from recompile.dataflow import (
 from recompile.hardware import Hardware
 from recompile.inlining import FusionFacts, StoredOp, fusion_facts
 from recompile.joint import JointGraph, Kind
-from recompile.kernels import Batch, Kernel
+from recompile.kernels import Batch, Kernel, ancestors_inside
 from recompile.library_memory import allocated_inside
 from recompile.lifetimes import DIES, FROM_LOOP, IN_STORAGE, WRITTEN, fates
 from recompile.loops import moving
@@ -262,7 +262,6 @@ class Timeline:
         made = [b for b, bits in fates if bits & WRITTEN and not bits & IN_STORAGE]
         dying = [b for b, bits in fates if bits & DIES]
         anew = self._laid_anew if lays_anew else frozenset()
-        reused = self._bytes_reused(kernel, made, dying, anew)
         first = kernel.ops[0]
         dropped = sum(size[b] for b in self.flow.makes[first.op] if b not in first.makes) if kernel.is_extern else 0
         bias, copied_bytes = self._copied_bias.get(first.op, (None, 0))
@@ -271,7 +270,11 @@ class Timeline:
         laid_anew_bytes = sum(size[b] for b in made if b in anew)
         split = frozenset([op.op for op in kernel.ops if op.op in self._more_kernels])
         finishes = self._finishes(kernel)
-        passing = dropped + copied_bytes + laid_anew_bytes + self._inside.get(first.op, 0) - reused
+        passing = dropped + copied_bytes + laid_anew_bytes + self._inside.get(first.op, 0)
+        if not self.hardware.counts_fused:
+            passing -= self._bytes_reused(kernel, made, dying, anew)
+        elif not kernel.is_extern:
+            passing += sum(size[b] for op in kernel.ops for b in op.makes if b not in written)
         grows, shrinks = (sum(size[b] for b in buffers) + passing for buffers in (made, dying))
         step = Step(
             figures=(first.op, grows, shrinks, int(not kernel.is_extern), int(bool(split or finishes))),
@@ -373,20 +376,6 @@ def copied_biases(joint: JointGraph, flow: Dataflow) -> dict[int, tuple[int, int
             ):
                 found[i] = flow.buffer[flow.index[bias]], joint.notes[bias].numel * val.dtype.itemsize
     return found
-
-
-def ancestors_inside(kernel: Kernel) -> list[int]:
-    """Per op of a kernel a bitset of the ops in it whose results it depends on."""
-    maker: dict[int, int] = {}
-    before: list[int] = []
-    for k, op in enumerate(kernel.ops):
-        mask = 0
-        for buffer in op.reads:
-            if buffer in maker:
-                mask |= before[maker[buffer]] | 1 << maker[buffer]
-        before.append(mask)
-        maker.update((buffer, k) for buffer in op.makes)
-    return before
 
 
 def recomputed_ops(flow: Dataflow, saved: frozenset[int]) -> list[int]:

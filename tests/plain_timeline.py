@@ -270,6 +270,8 @@ def run(timeline, phase, program, kept, releasable, held, at_hand=frozenset()):
         alone = [b for b in made if b not in shared]
         dying = sorted(b for b in reads[k] | makes[k] if last[b] == k and b in mortal - shared)
         reused = in_place(timeline, ops, alone, [b for b in dying if b not in makes[k] and b not in tangents])
+        if hardware.counts_fused:
+            reused = 0 if ops[0].is_extern else -sum(size[b] for b in makes[k] - stored)
         live += sum(size[b] for b in alone) - reused
         live += sum(size[c] for c in wholes if k == uses[c][0])
         dropped = sum(size[b] for b in flow.makes[ops[0].op] if b in at_hand) if ops[0].is_extern else 0

@@ -138,9 +138,9 @@ def test_the_summary_of_peaks_has_a_line_a_model_and_marks_what_is_off():
 def program(code, true, key="k", est=None, roofline=None, simulated=None):
     return {
         "key": key, "code_bytes": code * GIB, "est_bytes": (est or code) * GIB, "true_seconds": true / 1e3,
-        "roofline_seconds": (roofline or true) / 1e3, "simulated_bytes": (simulated or code) * GIB,
-        "simulated_true_seconds": true / 1e3, "simulated_roofline_seconds": (roofline or true) / 1e3,
-        "planning_seconds": 1.0,
+        "roofline_seconds": (roofline or true) / 1e3, "simulated_code_bytes": (simulated or code) * GIB,
+        "simulated_est_bytes": (est or simulated or code) * GIB, "simulated_true_seconds": true / 1e3,
+        "simulated_roofline_seconds": (roofline or true) / 1e3, "planning_seconds": 1.0,
     }  # fmt: skip
 
 
@@ -154,6 +154,20 @@ def test_an_aim_is_reached_in_the_peak_and_the_time_that_it_is_stated_in():
     assert not aims_text.is_reached({**row, "aim": aim_of("est", "true", 2.0, 5.0)}, 2.0, 5.0)
     assert not aims_text.is_reached({**row, "aim": aim_of("est", "roofline", 1.9, 5.0)}, 1.9, 5.0)
     assert aims_text.is_reached(row, 2.0, None)
+
+
+def test_the_prototype_is_matched_by_the_plan_for_the_aim_or_by_that_for_its_own_gib():
+    aim = aim_of("est", "true", 2.0, 5.0) | {"prototype": (3.0, 4.5)}
+    row = {"aim": aim, **program(1.0, 5.0, est=2.0)}
+    matched = [program(2.0, 4.4, est=3.0), program(2.0, 4.4, est=3.1), program(2.0, 4.6, est=3.0)]
+    assert [aims_text.is_matched(row | {"for_prototype": plan}) for plan in matched] == [True, False, False]
+    assert aims_text.is_matched(row | {"aim": aim | {"prototype": (2.1, 5.0)}})  # with no other plan, as a floor has
+    text = aims_text.summary([{
+        "model": "m", "fixed_bytes": 0, "rows": [row | {"for_prototype": {**matched[0], "key": "other"}}],
+        "shares": [], "duels": [],
+    }])  # fmt: skip
+    assert "| m | est / true | 2 | 2.00 / 5.00 |" in text and "| 2/5 | yes | 3/4.5 | 3.00 / 4.40 | yes | 1 |" in text
+    assert "| m | 2 | " in text  # both plans are predictions
 
 
 def test_beside_inductor_peak_and_true_time_count():
@@ -182,24 +196,28 @@ def test_a_row_shows_the_simulated_time_that_it_is_in_and_the_prediction_the_tru
     rows = [{"aim": aim_of("code", "roofline", 4.0, 5.0), **plan} for plan in plans]
     text = aims_text.summary([{"model": "m", "fixed_bytes": 0, "rows": rows, "shares": [], "duels": []}])
     assert "| m | code / roofline | 4 | 4.00 / 5.00 |" in text
-    assert "| m | 4 | 1.000 | yes |" in text and "| +0.0% | 1.0 |" in text
+    assert "| m | 4 | 1.000 | yes |" in text and "| 4 of 4 | +0.0% | +0.0% | 1.0 |" in text
 
 
-def test_a_row_is_planned_for_the_time_that_it_is_in(tmp_path, monkeypatch):
+def test_a_row_is_planned_for_the_peak_and_the_time_that_it_is_in_and_for_the_gib_of_the_prototype(
+    tmp_path, monkeypatch
+):
     asked = []
 
     def planner(joint, hardware, budget):
-        asked.append(hardware.counts_spills)
+        asked.append((hardware.counts_spills, hardware.counts_fused, budget.peak_bytes))
         return mincut(joint, hardware, budget)
 
     monkeypatch.setattr(aims, "mincut", planner)
     monkeypatch.setattr(aims.Subject, "program", lambda self, by, halves, patches: program(0.0, 1.0, roofline=1.0))
     monkeypatch.setattr(aims, "build", lambda name: (torch.nn.Linear(4, 4, device="meta"), torch.empty(2, 4)))
-    aims_in = [aims.Aim("tiny", "code", time, 1.0, 9.0, (1.0, 9.0)) for time in ("roofline", "true")]
-    monkeypatch.setattr(aims, "AIMS", aims_in)
+    aims_in = [aims.Aim("tiny", *kind, 1.0, 9.0, (2.0, 9.0)) for kind in (("code", "roofline"), ("est", "true"))]
+    monkeypatch.setattr(aims, "AIMS", [*aims_in, aims.Aim("tiny", "est", "roofline", 1.0, None, (2.0, None))])
     rows = aims.reference("tiny", Store(tmp_path)).rows()
-    assert asked == [False, True]
-    assert [row["simulated_true_seconds"] >= row["simulated_roofline_seconds"] > 0 for row in rows] == [True, True]
+    one, two = (int(gib * GIB * (1 + aims.SLACK)) - 80 for gib in (1, 2))  # less the bytes of the parameters
+    assert [kind for *kind, _ in asked] == [[False, False]] * 2 + [[True, True]] * 2 + [[False, True]] * 2
+    assert [limit for *_, limit in asked][:4] == [one, two, one, two]
+    assert [row["simulated_true_seconds"] >= row["simulated_roofline_seconds"] > 0 for row in rows] == [True] * 3
 
 
 def test_a_plan_is_asked_for_less_where_its_program_misses_and_for_more_where_that_left_room(monkeypatch):
@@ -207,7 +225,7 @@ def test_a_plan_is_asked_for_less_where_its_program_misses_and_for_more_where_th
     subject, asked = aims.Subject.__new__(aims.Subject), []
     subject.fixed_bytes = 0
 
-    def plan(limit, by):
+    def plan(limit, by, peak):
         asked.append(limit / GIB)
         simulated = max(limit / GIB, 3.0)
         return program(simulated + (2 if simulated > 5.1 else 1), 100 - simulated, simulated=simulated)
@@ -226,7 +244,7 @@ def test_after_a_plan_that_leaves_room_and_misses_another_plan_is_asked_for():
     subject, asked = aims.Subject.__new__(aims.Subject), []
     subject.fixed_bytes = 0
 
-    def plan(limit, by):
+    def plan(limit, by, peak):
         asked.append(limit / GIB)
         simulated = 5.0 if limit >= 5 * GIB else 3.0
         return program(simulated + 1.6, 100 - simulated, simulated=simulated)

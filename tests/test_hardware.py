@@ -58,6 +58,14 @@ def test_spills_count_unless_said_otherwise_and_plans_of_either_kind_are_kept_ap
         Hardware(**VALUES | {"counts_spills": 1})
 
 
+def test_memory_is_what_is_allocated_unless_inductors_estimate_is_asked_for():
+    estimate = Hardware.from_json(VALUES | {"counts_fused": True})
+    assert (Hardware.from_json(VALUES).counts_fused, estimate.counts_fused) == (False, True)
+    assert estimate.fingerprint() != Hardware(**VALUES).fingerprint()
+    with pytest.raises(ValueError, match="field 'counts_fused' must be true or false, not 'no'"):
+        Hardware(**VALUES | {"counts_fused": "no"})
+
+
 # Named devices
 
 

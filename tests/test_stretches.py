@@ -1,5 +1,6 @@
 """Stretches: what is kept for other plans and other layers changes no figure, and is found again where it should be."""
 
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -64,10 +65,10 @@ def figures(simulation):
 @pytest.mark.parametrize("device", ["meta", "cpu"])
 def test_plans_simulated_one_after_the_other_are_what_each_is_by_itself(nodes, most_open, most_known, device):
     @settings(max_examples=25, derandomize=True, deadline=None)
-    @given(graphs())
-    def check(drawn):
+    @given(graphs(), st.booleans())
+    def check(drawn, counts_fused):
         text, shares = drawn
-        timeline = Timeline(annotated(text, device=device), H100)
+        timeline = Timeline(annotated(text, device=device), replace(H100, counts_fused=counts_fused))
         flow = timeline.flow
         able = [i for i, side in enumerate(flow.side) if side is not Side.BACKWARD and not flow.is_input[i]]
         for share in shares:

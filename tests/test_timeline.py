@@ -8,22 +8,22 @@ from recompile.timeline import Timeline, recomputed_ops
 from tests.notation import CHAIN, H100, annotated
 
 
-def timeline_of(text, device="meta"):
-    return Timeline(annotated(text, device=device), H100)
+def timeline_of(text, device="meta", hardware=H100):
+    return Timeline(annotated(text, device=device), hardware)
 
 
 def indices(flow, text):
     return frozenset(i for i, node in enumerate(flow.nodes) if node.name in text.split())
 
 
-def simulate(text, saved="", device="meta"):
-    timeline = timeline_of(text, device)
+def simulate(text, saved="", device="meta", hardware=H100):
+    timeline = timeline_of(text, device, hardware)
     return timeline, timeline.simulate(indices(timeline.flow, saved))
 
 
-def lives(text, saved="", device="meta"):
+def lives(text, saved="", device="meta", hardware=H100):
     """``kernel=bytes`` for every kernel, named by its first op; forward | backward."""
-    timeline, simulation = simulate(text, saved, device)
+    timeline, simulation = simulate(text, saved, device, hardware)
     phases = (
         " ".join(f"{timeline.flow.nodes[m.node].name}={m.live_bytes}" for m in simulation.moments if m.phase == phase)
         for phase in ("forward", "backward")
@@ -176,6 +176,13 @@ def test_what_a_kernel_spills_it_writes_and_reads_again(length, counts_spills, m
 )
 def test_a_result_takes_the_place_of_an_input_that_dies_with_it(text, expected):
     assert lives(f"x = input 4x8\nw = param 8x8\n{text}") == f"{expected} |"
+
+
+def test_inductors_estimate_counts_results_beside_what_they_are_written_over_and_what_fusion_removed():
+    text = "x = input 4x8\nw = param 8x8\na = mm x w\nm = sum a [1] True\ny = div a m\nz = mm y w\nreturn z |"
+    assert lives(text) == "a=128 m=128 z=256 |"  # y takes the place of a, m stays in the kernel
+    estimate = replace(H100, counts_fused=True)
+    assert lives(text, hardware=estimate) == "a=128 m=272 z=256 |"  # a, m (4 floats) and y
 
 
 def test_a_result_that_nothing_reads_dies_at_once():
