@@ -1,9 +1,8 @@
 """What well-known models keep for backward under well-known policies, beside published figures: ``make tables``.
 
 "eager" is what autograd's saved-tensor hooks see on meta tensors. All else are plans, simulated on annotated joint
-graphs; nothing is allocated. Bytes are those of activations: parameters, their gradients and the batch are not in them.
-A model of N equal layers is planned with 6 and with 12 of them; everything grows by the same amount from layer to
-layer, so N follows by a line. Writes tables.json and tables.md beside this file.
+graphs of all layers; nothing is allocated. Bytes are those of activations: parameters, their gradients and the batch
+are not in them. Writes tables.json and tables.md beside this file.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,6 @@ from recompile.torch_private import is_tangent
 from recompile.trace import trace_step
 
 HERE = Path(__file__).parent
-FEW, MORE = 6, 12  # layers that are really planned; with fewer the smallest plan keeps what would not pay in a long net
 
 
 @dataclass(frozen=True)
@@ -92,37 +90,27 @@ POLICIES: dict[str, Planner] = {
 
 
 class Model:
-    """Equal layers on a batch; few and more of them are traced once each."""
+    """``layers`` equal layers on a batch."""
 
-    def __init__(self, make_layer: Callable[[], Any], shape: tuple[int, ...], dtype: torch.dtype, hardware: str):
-        self.make_layer, self.shape, self.dtype, self.hardware = make_layer, shape, dtype, gpu(hardware)
-        self.joints: dict[int, JointGraph] = {}
-        for count in (FEW, MORE):
-            trace = trace_step(*self._step(count))
-            self.joints[count] = without_weight_gradients(annotated(trace, self.hardware))
-
-    def _step(self, count: int) -> tuple[Layers, tuple[torch.Tensor]]:
+    def __init__(
+        self, make_layer: Callable[[], Any], layers: int, shape: tuple[int, ...], dtype: torch.dtype, hardware: str
+    ):
         with torch.device("meta"):
-            module = Layers(self.make_layer, count).to(self.dtype)
-            return module, (torch.empty(self.shape, dtype=self.dtype, requires_grad=True),)
+            self.module = Layers(make_layer, layers).to(dtype)
+            self.args = (torch.empty(shape, dtype=dtype, requires_grad=True),)
+        self.hardware = gpu(hardware)
+        self.joint = without_weight_gradients(annotated(trace_step(self.module, self.args), self.hardware))
 
-    def cost(self, num_layers: int, policy: str) -> Cost:
-        """The cost of ``num_layers`` by a line through those of few and more."""
-        few, more = (self._planned(count, policy) for count in (FEW, MORE))
-        return Cost(*(at(num_layers, getattr(few, f.name), getattr(more, f.name)) for f in fields(Cost)))
-
-    def _planned(self, count: int, policy: str) -> Cost:
-        joint = self.joints[count]
-        plan = POLICIES[policy](joint, self.hardware, Budget(None))
-        forget()
-        flop = sum(joint.notes[node].work.flop for node in joint.nodes)
+    def cost(self, policy: str) -> Cost:
+        plan = POLICIES[policy](self.joint, self.hardware, Budget(None))
+        flop = sum(self.joint.notes[node].work.flop for node in self.joint.nodes)
         return Cost(
             plan.saved_bytes, plan.peak_bytes, plan.step_seconds, plan.recompute_flops, flop + plan.recompute_flops
         )
 
-    def eager_bytes(self, num_layers: int) -> float:
+    def eager_bytes(self) -> int:
         """What eager PyTorch saves."""
-        return at(num_layers, *(saved_in_eager(*self._step(count)) for count in (FEW, MORE)))
+        return saved_in_eager(self.module, self.args)
 
 
 def without_weight_gradients(joint: JointGraph) -> JointGraph:
@@ -166,32 +154,25 @@ def saved_in_eager(module: Layers, args: tuple[torch.Tensor]) -> int:
     return sum(held.values())
 
 
-def at(num_layers: int, few: float, more: float) -> float:
-    return few + (num_layers - FEW) * (more - few) / (MORE - FEW)
-
-
 # The tables
 
 
 def gpt3() -> list[dict[str, Any]]:
     """GPT-3 175B, 96 layers of width 12288 and 96 heads, batch 1 x 2048, fp16."""
-    models = {
-        name: Model(lambda flash=flash: GPTLayer(12288, 96, flash), (1, 2048, 12288), torch.float16, "a100-80")
-        for name, flash in (("naive", False), ("flash", True))
-    }
     rows = []
-    for attention, model in models.items():
-        eager = model.eager_bytes(96)
-        rows.append(gpt3_row(attention, "eager", (model.eager_bytes(97) - eager) / 1e9, eager / 1e9, None, 0.0))
-        for policy in POLICIES:
-            if attention == "flash" and policy == "selective":
-                continue  # there is no written-out core to drop
-            cost = model.cost(96, policy)
-            layer_gb = (model.cost(97, policy).saved_bytes - cost.saved_bytes) / 1e9
-            rows.append(
-                gpt3_row(attention, policy, layer_gb, cost.saved_bytes / 1e9, cost.peak_bytes / 1e9, cost.extra_flop)
-            )
+    for attention, flash in (("naive", False), ("flash", True)):
+        model = Model(lambda flash=flash: GPTLayer(12288, 96, flash), 96, (1, 2048, 12288), torch.float16, "a100-80")
+        rows.append(gpt3_row(attention, "eager", model.eager_bytes(), None, 0.0))
+        for policy in policies(flash):
+            cost = model.cost(policy)
+            rows.append(gpt3_row(attention, policy, cost.saved_bytes, cost.peak_bytes / 1e9, cost.extra_flop))
+        forget()
     return rows
+
+
+def policies(flash: bool) -> list[str]:
+    """Those that differ: flash attention has no written-out core that selective recomputation could drop."""
+    return [policy for policy in POLICIES if not (flash and policy == "selective")]
 
 
 PUBLISHED_GPT3 = {  # GB a layer, GB in all
@@ -200,11 +181,11 @@ PUBLISHED_GPT3 = {  # GB a layer, GB in all
 }  # fmt: skip
 
 
-def gpt3_row(attention: str, policy: str, layer_gb: float, saved: float, peak: float | None, extra: float) -> dict:
+def gpt3_row(attention: str, policy: str, saved_bytes: float, peak: float | None, extra: float) -> dict:
     known = PUBLISHED_GPT3.get((attention, policy), (None, None))
     return {
-        "attention": attention, "policy": policy, "GB a layer": layer_gb, "published GB a layer": known[0],
-        "saved GB": saved, "published GB": known[1], "peak GB": peak, "extra FLOP": extra,
+        "attention": attention, "policy": policy, "GB a layer": saved_bytes / 96e9, "published GB a layer": known[0],
+        "saved GB": saved_bytes / 1e9, "published GB": known[1], "peak GB": peak, "extra FLOP": extra,
     }  # fmt: skip
 
 
@@ -216,18 +197,17 @@ def seventy_billion() -> list[dict[str, Any]]:
     rows = []
     for attention, flash in (("naive", False), ("flash", True)):
         model = Model(
-            lambda flash=flash: ShardedLayer(8192, 64, 8, 28672, 8, flash), (1, 65536 // 8, 8192), torch.bfloat16,
+            lambda flash=flash: ShardedLayer(8192, 64, 8, 28672, 8, flash), 80, (1, 65536 // 8, 8192), torch.bfloat16,
             "a100-80",
         )  # fmt: skip
-        for policy in POLICIES:
-            if flash and policy == "selective":
-                continue
-            cost, known = model.cost(80, policy), published.get(policy, (None, None, None))
+        for policy in policies(flash):
+            cost, known = model.cost(policy), published.get(policy, (None, None, None))
             rows.append({
                 "attention": attention, "policy": policy, "peak GB": cost.peak_bytes / 1e9, "published GB": known[2],
                 "extra FLOP": cost.extra_flop, "published extra": known[1], "step ms": cost.seconds * 1e3,
                 "published ms": known[0],
             })  # fmt: skip
+        forget()
     return rows
 
 

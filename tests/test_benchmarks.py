@@ -5,7 +5,7 @@ import torch
 
 from benchmarks import gpu as gpu_benchmark
 from benchmarks.layers import GPTLayer, ShardedLayer
-from benchmarks.tables import FEW, MORE, POLICIES, Model, at, markdown, saved_in_eager
+from benchmarks.tables import POLICIES, Model, markdown, policies, saved_in_eager
 from recompile.joint import Budget
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -14,42 +14,49 @@ BATCH, LENGTH, WIDTH, HEADS = 2, 64, 32, 4
 HALF = 2  # bytes of a float16
 
 
+def layers(count):
+    return Model(lambda: GPTLayer(WIDTH, HEADS, flash=False), count, (BATCH, LENGTH, WIDTH), torch.float16, "a100-80")
+
+
 @pytest.fixture(scope="module")
-def model():
-    return Model(lambda: GPTLayer(WIDTH, HEADS, flash=False), (BATCH, LENGTH, WIDTH), torch.float16, "a100-80")
+def models():
+    """Of 3 and of 4 layers."""
+    return layers(3), layers(4)
 
 
-def test_what_grows_linearly_with_layers_is_extrapolated_exactly(model):
-    assert at(2 * MORE - FEW, 20.0, 30.0) == 40.0
-    assert model.cost(FEW, "full") == model._planned(FEW, "full")
-    three = at(3, *(model._planned(count, "save all").saved_bytes for count in (FEW, MORE)))
-    assert model.cost(3, "save all").saved_bytes == three
-
-
-def test_eager_saves_what_the_formula_says(model):
+def test_eager_saves_what_the_formula_says(models):
     """Korthikanti et al. 2022, section 4.1: L B W (34 + 5 heads L / W) bytes a layer; ours keeps float32 statistics of
     two norms and the input of each dropout is not one of them."""
     formula = LENGTH * BATCH * WIDTH * (34 + 5 * HEADS * LENGTH / WIDTH)
-    assert model.eager_bytes(11) - model.eager_bytes(10) == pytest.approx(formula, rel=0.1)
+    less, more = (model.eager_bytes() for model in models)
+    assert more - less == pytest.approx(formula, rel=0.1)
+    assert more == pytest.approx(4 * formula, rel=0.1)
 
 
-def test_full_recomputation_keeps_the_two_residual_sums_of_a_layer(model):
+def test_full_recomputation_keeps_the_two_residual_sums_of_a_layer(models):
     """And 24 bytes of seeds for its three dropouts."""
-    layer = model.cost(11, "full").saved_bytes - model.cost(10, "full").saved_bytes
-    assert layer == 2 * BATCH * LENGTH * WIDTH * HALF + 24
+    less, more = (model.cost("full").saved_bytes for model in models)
+    assert more - less == 2 * BATCH * LENGTH * WIDTH * HALF + 24
 
 
-def test_selective_recomputation_drops_what_is_square_in_the_sequence(model):
-    core = BATCH * HEADS * LENGTH * LENGTH
-    saved = {policy: model.cost(8, policy).saved_bytes / 8 for policy in ("save all", "selective")}
+def test_selective_recomputation_drops_what_is_square_in_the_sequence(models):
+    core, model = BATCH * HEADS * LENGTH * LENGTH, models[1]
+    saved = {policy: model.cost(policy).saved_bytes / 4 for policy in ("save all", "selective")}
     assert saved["selective"] < saved["save all"] - 2 * HALF * core
-    kept = POLICIES["selective"](model.joints[FEW], model.hardware, Budget(None)).saved
+    kept = POLICIES["selective"](model.joint, model.hardware, Budget(None)).saved
     shapes = [choice.node.meta["val"].shape for choice in kept if choice.node.op != "placeholder"]
     assert all(len(shape) < 3 or shape[-1] != shape[-2] for shape in shapes)
+    assert set(policies(flash=False)) - set(policies(flash=True)) == {"selective"}
 
 
-def test_gradients_of_weights_are_not_in_the_tables(model):
-    joint = model.joints[FEW]
+def test_our_smallest_plan_has_no_higher_peak_than_full_recomputation(models):
+    full, smallest, fastest = (models[1].cost(policy) for policy in ("full", "ours, smallest", "ours, fastest"))
+    assert smallest.peak_bytes <= full.peak_bytes < fastest.peak_bytes
+    assert fastest.seconds <= min(smallest.seconds, full.seconds)
+
+
+def test_gradients_of_weights_are_not_in_the_tables(models):
+    joint = models[0].joint
     gradients = [node for node in joint.bwd_outputs if joint.notes[node].size_bytes == 0]
     assert len(gradients) >= 2 * len(list(GPTLayer(WIDTH, HEADS, False).parameters())) - 4
 
