@@ -11,7 +11,8 @@ from recompile.work import name_of, words
 
 # Bits of ``FusionFacts.asks``: the reader wants it in memory; it reads elements of it more than once.
 WANTS_STORED, SPREADS = 1, 2
-# Ops that Inductor lowers to a loop which computes indices and values on its way; only what they write into is stored.
+# Ops that Inductor lowers to a loop which computes indices and values on its way. What they write into is stored if they
+# alone have it, so that they may write over it; else they write into a copy, which computes it on its way as well.
 SCATTERS = words("_unsafe_index_put _unsafe_masked_index_put_accumulate index_put scatter scatter_add scatter_reduce")
 
 
@@ -19,8 +20,8 @@ def asked(flow: Dataflow, i: int, buffer: int) -> int:
     """What op i asks for of a buffer that it reads: bits."""
     node, bits = flow.nodes[i], 0
     if flow.kind[i] is Kind.EXTERN:
-        is_scatter = name_of(node.target) in SCATTERS
-        if not is_scatter or flow.buffer[flow.inputs[i][0]] == buffer:
+        into = flow.inputs[i][0] if name_of(node.target) in SCATTERS else None
+        if into is None or (flow.buffer[into] == buffer and len(flow.users[into]) == 1):
             bits |= WANTS_STORED
     elif flow.kind[i] is Kind.POINTWISE and not has_own_shape(node):
         arguments = [a for a in flow.inputs[i] if flow.buffer[a] == buffer]

@@ -377,6 +377,9 @@ def test_a_scatter_computes_what_it_writes_on_its_way():
         return y |
     """
     assert stored(text, "cpu") == "z(), y(primals_1 primals_2 z)"
+    # With another reader the zeros cannot be written over: each writes into a copy, which is where zeros are computed.
+    both = text.replace("return y", "w = index_put z [i] v True\nreturn y w")
+    assert stored(both, "cpu") == "y(primals_1 primals_2), w(primals_1 primals_2)"
 
 
 def test_on_the_cpu_only_what_is_read_in_the_order_of_writing_is_written_over():
