@@ -11,8 +11,8 @@ from recompile.work import name_of, words
 
 # Bits of ``FusionFacts.asks``: the reader wants it in memory; it reads elements of it more than once.
 WANTS_STORED, SPREADS = 1, 2
-# Ops that Inductor lowers to a loop which computes indices and values on its way. What they write into is stored if they
-# alone have it, so that they may write over it; else they write into a copy, which computes it on its way as well.
+# Ops that Inductor lowers to a loop which computes indices and values on its way. What they write into is stored where
+# they alone have it, so that they may write over it; else they write into a copy, which computes it on its way as well.
 SCATTERS = words("_unsafe_index_put _unsafe_masked_index_put_accumulate index_put scatter scatter_add scatter_reduce")
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from recompile.fusion import LEAST_SHARED_BYTES, LONGEST_DISTANCE, MOST_OPS_FUSED, REUSE_WEIGHT, bits_of
 from recompile.inlining import FusionFacts, StoredOp
-from recompile.kernels import Kernel, in_order, kernel_of
+from recompile.kernels import Kernel, first_that_can_run, in_order, kernel_of
 from recompile.nests import Nests, Pair, nests_of
 from recompile.torch_private_fusion import LONGEST_WAIT
 
@@ -252,7 +252,13 @@ def distance(one: Group, two: Group) -> int:
     return max(abs(one.first - two.last), abs(two.first - one.last))
 
 
-def fuse_on_cpu(facts: FusionFacts, stored: Sequence[StoredOp], kept: Collection[int]) -> list[Kernel]:
-    """Merge stored ops into kernels of C++ and return these in order; ``kept``: buffers that outlive the program."""
+def fuse_on_cpu(
+    facts: FusionFacts, stored: Sequence[StoredOp], kept: Collection[int], as_in_graph: bool = False
+) -> list[Kernel]:
+    """Merge stored ops into kernels of C++ and return these in order; ``kept``: buffers that outlive the program.
+
+    ``as_in_graph``: in the graph's order as far as that can be, not in Inductor's.
+    """
     groups = CpuFusion(facts, stored, kept).run()
-    return in_order([kernel_of(facts, tuple(g.ops)) for g in sorted(groups, key=lambda g: g.first)])
+    kernels = [kernel_of(facts, tuple(g.ops)) for g in sorted(groups, key=_first)]
+    return first_that_can_run(kernels) if as_in_graph else in_order(kernels)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -129,6 +130,24 @@ class Schedule:
 def in_order(kernels: Sequence[Kernel]) -> list[Kernel]:
     """Kernels in the order in which they run, given in that in which they were begun."""
     return Schedule([batch_of([*enumerate(kernels)])]).kernels()
+
+
+def first_that_can_run(kernels: Sequence[Kernel]) -> list[Kernel]:
+    """Kernels in order: always the first begun of those whose sources have run (``torch_private_order.in_order``)."""
+    maker = {b: k for k, kernel in enumerate(kernels) for b in kernel.makes}
+    awaited = [{maker[b] for b in kernel.reads if b in maker} - {k} for k, kernel in enumerate(kernels)]
+    readers: list[list[int]] = [[] for _ in kernels]
+    for k, sources in enumerate(awaited):
+        for source in sources:
+            readers[source].append(k)
+    ready, found = [k for k, sources in enumerate(awaited) if not sources], []
+    while ready:  # a heap: it is ascending to begin with
+        found.append(heapq.heappop(ready))
+        for reader in readers[found[-1]]:
+            awaited[reader].remove(found[-1])
+            if not awaited[reader]:
+                heapq.heappush(ready, reader)
+    return [kernels[k] for k in found]
 
 
 def kernel_of(facts: FusionFacts, ops: tuple[StoredOp, ...]) -> Kernel:

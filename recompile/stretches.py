@@ -24,6 +24,7 @@ from recompile.cpu_fusion import fuse_on_cpu
 from recompile.fusion import Fusion, OpenKernel
 from recompile.inlining import IS_READ_LATER, FusionFacts, ProgramOps, StoredOp, inline, program_ops
 from recompile.kernels import Batch, Schedule, batch_of, kernel_of
+from recompile.late import LateArguments
 from recompile.looks import cut_alike, looks_of
 
 # Nodes of forward, or nodes that only backward runs, in a stretch: fewer make more look-ups, more are found less often.
@@ -116,6 +117,7 @@ class Stretches:
 
     def __init__(self, facts: FusionFacts):
         self.facts = facts
+        self.late = LateArguments(facts.flow)
         self.num_stored = 0
         self.num_fused = 0
         self._forget()
@@ -140,7 +142,8 @@ class Stretches:
             self._forget()
         stored = self._store_all(program_ops(self.facts, program, stretch, kept, at_hand))
         if self.facts.loops_run_together:
-            kernels = fuse_on_cpu(self.facts, [op for _, stretch in stored for op in stretch.ops], kept)
+            ops, as_in_graph = [op for _, stretch in stored for op in stretch.ops], self.late.any_in(program, kept)
+            kernels = fuse_on_cpu(self.facts, ops, kept, as_in_graph)
             return Schedule([batch_of([*enumerate(kernels)])], is_in_order=True)
         return self._fuse_all(stored)
 

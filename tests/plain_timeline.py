@@ -203,11 +203,38 @@ class PlainCpuFusion(CpuFusion):
         return False
 
 
-def fused(facts, stored, kept):
+def has_late_argument(flow, program, kept):
+    """Whether a library call comes between another and a value that is computed for this one alone."""
+    users = {i: [u for u in program if i in flow.inputs[u]] for i in program}
+    place = {i: position for position, i in enumerate(program)}
+    for call in (i for i in program if flow.kind[i] is Kind.EXTERN):
+        for argument in flow.inputs[call]:
+            while len(users.get(argument, ())) == 1 and flow.kind[argument] is Kind.VIEW:
+                argument = flow.inputs[argument][0]
+            is_alone = len(users.get(argument, ())) == 1 and flow.buffer[argument] not in kept
+            if is_alone and flow.kind[argument] is Kind.POINTWISE:
+                between = program[place[argument] + 1 : place[call]]
+                if any(flow.kind[i] is Kind.EXTERN for i in between):
+                    return True
+    return False
+
+
+def by_place(kernels):
+    """Each time the first of the kernels whose sources have run."""
+    found, left = [], list(kernels)
+    while left:
+        made = {b for kernel in left for b in kernel.makes}
+        found.append(next(kernel for kernel in left if not made.difference(kernel.makes) & kernel.reads))
+        left.remove(found[-1])
+    return found
+
+
+def fused(facts, program, stored, kept):
     """Kernels as (ops, loop shape), in order."""
     if facts.loops_run_together:
         groups = sorted(PlainCpuFusion(facts, stored, kept).run(), key=lambda group: group.first)
-        kernels = in_order([kernel_of(facts, tuple(group.ops)) for group in groups])
+        order = by_place if has_late_argument(facts.flow, program, kept) else in_order
+        kernels = order([kernel_of(facts, tuple(group.ops)) for group in groups])
         return [(list(kernel.ops), kernel.shape) for kernel in kernels]
     found = Kernels(facts.shared_bytes, stored)
     for position, op in enumerate(stored):
@@ -248,7 +275,7 @@ def run(timeline, phase, program, kept, releasable, held, at_hand=frozenset()):
     facts, flow, hardware = timeline.facts, timeline.flow, timeline.hardware
     size, tangents = flow.size_bytes, set(tangents_of(flow))
     to_read, to_write = moves_of(flow)
-    kernels = fused(facts, stored_ops(facts, program, kept, at_hand), kept)
+    kernels = fused(facts, list(program), stored_ops(facts, program, kept, at_hand), kept)
     reads = [set().union(*(op.reads for op in ops)) for ops, _ in kernels]
     makes = [{b for op in ops for b in op.makes} for ops, _ in kernels]
     stored = set()

@@ -61,6 +61,29 @@ def test_what_is_computed_from_nothing_is_stored_at_the_end_and_read_by_no_loop(
     assert lives(called, saved="", device=device) == "m=128 a=256 y=256 z=384 |"
 
 
+def test_on_the_cpu_a_program_runs_in_the_graphs_order_where_a_calls_argument_would_be_stored_late():
+    """The two sums are one loop, which begins at the first: Inductor calls what it needs, c and z, before e."""
+    text = """
+        x = input 8x8
+        w = param 8x8
+        a = mul x x
+        b = mm x w
+        y = mm a b'
+        s = sum y [0] True
+        e = mm y w'
+        c = mm y w
+        z = mm c w
+        v = add y z
+        r = sum v [0] True
+        return s e r |
+    """
+    # a; a b; a b y; y e; y e c; y e c z; y e z and both sums, 32 bytes each
+    assert lives(text, device="cpu") == "a=256 b=512 y=768 e=512 c=768 z=1024 s=832 |"
+    in_time = text.replace("a = mul x x", "").replace("y = mm", "a = mul x x\n        y = mm")
+    # b; b a; b a y; y c; y c z; y z and the sums; y e and the sums
+    assert lives(in_time, device="cpu") == "b=256 a=512 y=768 c=512 z=768 s=576 e=576 |"
+
+
 def test_what_is_accumulated_into_zeros_takes_their_place_unless_they_are_read_again():
     text = """
         i = input 4 int64

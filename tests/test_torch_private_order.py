@@ -3,10 +3,18 @@
 from dataclasses import dataclass
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from recompile.dataflow import backward_order, dataflow_of, forward_order
+from recompile.joint import Side
+from recompile.late import LateArguments
+from recompile.planner.finish import made_legal
 from recompile.torch_private_order import in_order, stores_arguments_late
-from tests.notation import joint
+from tests.notation import annotated, joint
+from tests.test_passes import split
 
 LATE = """
     x = input 4x8
@@ -34,6 +42,46 @@ def test_a_value_for_one_call_alone_waits_for_what_is_called_before_it(changes, 
     for old, new in changes.items():
         text = text.replace(old, new)
     assert stores_arguments_late(joint(text).module) == is_late
+    flow = dataflow_of(annotated(text))
+    program = np.array(forward_order(flow, frozenset()))
+    assert LateArguments(flow).any_in(program, {flow.buffer[i] for i in flow.fwd_outputs}) == is_late
+
+
+@st.composite
+def products(draw):
+    """Joint graphs of products and loops, each of what was computed shortly before, and what to save of forward."""
+    lines, results = ["x = input 8x8", "w = param 8x8", "t = tangent 8x8"], []
+    for prefix, names in (("f", ["x", "w"]), ("g", ["t", "f0", "f1"])):
+        for number in range(draw(st.integers(5, 9))):
+            one, two = (draw(st.sampled_from(names[-4:])) for _ in range(2))
+            op = draw(st.sampled_from([f"mm {one} {two}", f"sin {one}", f"mul {one} {two}", f"view {one} [8,8]"]))
+            names.append(f"{prefix}{number}")
+            lines.append(f"{names[-1]} = {op}")
+        results.append(names[-1])
+    return "\n".join([*lines, f"return {results[0]} | {results[1]}"]), draw(st.sets(st.integers(0, 8), max_size=2))
+
+
+def test_what_is_made_of_a_plan_and_what_is_said_of_it_before_agree():
+    """Of both halves of drawn graphs, whatever is saved."""
+    met = set()
+
+    @settings(max_examples=150, derandomize=True, deadline=None)
+    @given(products())
+    def check(drawn):
+        text, numbers = drawn
+        graph = annotated(text)
+        flow = dataflow_of(graph)
+        able = [i for i, side in enumerate(flow.side) if side is not Side.BACKWARD and not flow.is_input[i]]
+        saved = made_legal(graph, flow, frozenset(able[k % len(able)] for k in numbers))
+        forward, backward = split(joint(text), " ".join(flow.nodes[i].name for i in saved))
+        held, returned = ({flow.buffer[i] for i in kept} for kept in ([*saved, *flow.fwd_outputs], flow.bwd_outputs))
+        programs = (forward_order(flow, saved), held), (backward_order(flow, saved), returned)
+        said = tuple(LateArguments(flow).any_in(np.array(program, dtype=int), kept) for program, kept in programs)
+        assert said == (stores_arguments_late(forward), stores_arguments_late(backward))
+        met.add(said)
+
+    check()
+    assert [{*half} for half in zip(*met, strict=True)] == [{False, True}] * 2
 
 
 @dataclass(frozen=True)
