@@ -3,7 +3,8 @@
 Inductor merges neighbouring dimensions of an op into one loop where every read and write goes on from the one to the
 next (torch/_inductor/sizevars.py ``_simplify_loops``), and takes two reads of a buffer for the same one only if they
 are so merged to the same index (dependencies.py ``MemoryDep``). Both follow from the strides of the arguments, through
-the ops that are inlined. A *walk* is such an index: (size, stride) of each loop, from the outermost on.
+the ops that are inlined. A *walk* is such an index: (size, stride) of each loop, from the outermost on. One that does
+not begin at the first element, as over a part of a split, has a loop of one step before them, its stride the start.
 """
 
 from __future__ import annotations
@@ -42,9 +43,18 @@ def merged(walk: Iterable[tuple[int, int]]) -> Walk:
     return tuple(found)
 
 
+def starting(start: int, walk: Walk) -> Walk:
+    """The walk from another element on."""
+    return ((1, start), *walk) if start else walk
+
+
+def start_of(walk: Walk) -> int:
+    return walk[0][1] if walk and walk[0][0] == 1 else 0
+
+
 def moving(walk: Walk) -> Walk:
     """A walk without the loops in which it stays where it is: equal for reads that Inductor takes for the same."""
-    return merged([loop for loop in walk if loop[1]])
+    return starting(start_of(walk), merged([loop for loop in walk if loop[1]]))
 
 
 def steps(walk: Walk) -> int:
@@ -103,7 +113,9 @@ def walked(
         if buffer not in inlined:
             accesses, walks = ((buffer, walk),), [walk]
         else:
+            starts = [start_of(walk) + start_of(inner) for _, inner in accesses]
             walks = [through(walk, inner) if is_whole else walk for _, inner in accesses]
+            walks = [starting(start, merged(outer)) for start, outer in zip(starts, walks, strict=True)]
             ends |= ends_through(walk, inner_ends) if is_whole else set()
         found.update(((b, outer), None) for (b, _), outer in zip(accesses, walks, strict=True))
         ends.update(*map(bounds, walks))
@@ -148,7 +160,7 @@ def walks_of(flow: Dataflow, i: int) -> tuple[tuple[Access, ...], frozenset[int]
             strides = [0] * (len(shape) - num_row_dims) + rows[1:] if number == 0 else rows + [0] * num_row_dims
         elif name in BY_POSITION and AT_HINTS.shape(read) != shape:
             strides = lies
-        found.append((buffer, merged((shape[dim], strides[dim]) for dim in order)))
+        found.append((buffer, starting(_start(read), merged((shape[dim], strides[dim]) for dim in order))))
     return tuple(found), ends
 
 
@@ -165,8 +177,13 @@ def _walks_of_reduction(flow: Dataflow, node: fx.Node) -> tuple[tuple[Access, ..
         read = argument.meta.get("val")
         if isinstance(read, torch.Tensor):
             strides = _strides(read, shape)
-            found.append((flow.buffer[flow.index[argument]], merged((shape[dim], strides[dim]) for dim in order)))
+            walk = starting(_start(read), merged((shape[dim], strides[dim]) for dim in order))
+            found.append((flow.buffer[flow.index[argument]], walk))
     return tuple(found), frozenset((math.prod(shape[dim] for dim in reduced),))
+
+
+def _start(read: torch.Tensor) -> int:
+    return AT_HINTS.number(read.storage_offset())
 
 
 def _strides(read: torch.Tensor, shape: Sequence[int]) -> list[int]:

@@ -345,6 +345,14 @@ def test_on_the_cpu_rows_that_are_scaled_are_summed_in_the_loop_that_scales_them
     assert kernels(text, "cpu") == "p+s+y"
 
 
+@pytest.mark.parametrize(("starts", "found"), [((0, 0), "p+q"), ((8, 8), "p+q"), ((0, 8), "p q")])
+@pytest.mark.parametrize("of", ["x", "m"])  # m is computed in both
+def test_on_the_cpu_two_parts_of_a_value_are_two_reads(of, starts, found):
+    one, two = (f"slice {of} 1 {start} {start + 8}" for start in starts)
+    text = f"x = input 64x16\nm = mul x 2\na = {one}\nb = {two}\np = sin a\nq = cos b\nreturn p q |"
+    assert kernels(text, "cpu") == found
+
+
 def test_on_the_cpu_what_shares_most_is_fused_first():
     """b shares u with a, u and v with d, which needs a library call that needs a: with a it could not run beside d."""
     text = """
