@@ -28,8 +28,16 @@ log = logging.getLogger("recompile")
 
 
 def result_bytes_of(graph: GraphLowering) -> dict[str, tuple[int, ...]]:
-    """For each name that a library call's result gets, the bytes of the tensors in it."""
-    return {buffer.get_name(): _result_bytes(buffer) for buffer in _externs(graph)}
+    """For each name that a library call's result gets, the bytes of the tensors in it.
+
+    Sums are among them: of those that a kernel makes for rows and for columns at once, it leaves the latter in parts,
+    and the program itself adds these up (codegen/simd.py, "Call mix order reduction kernel").
+    """
+    sums = [b for b in graph.buffers if isinstance(b, ir.ComputedBuffer) and isinstance(b.data, ir.Reduction)]
+    return {
+        **{buffer.get_name(): (_laid_bytes(buffer),) for buffer in sums},
+        **{buffer.get_name(): _result_bytes(buffer) for buffer in _externs(graph)},
+    }
 
 
 def extern_ops_of(graph: GraphLowering) -> dict[str, fx.Node]:
@@ -45,12 +53,16 @@ def _externs(graph: GraphLowering) -> list[ir.ExternKernel]:
 def _result_bytes(buffer: ir.ExternKernel) -> tuple[int, ...]:
     """Bytes of each tensor that a library call returns, 0 for what is none."""
     if isinstance(buffer.get_output_spec(), ir.FixedLayout | ir.FlexibleLayout):
-        layout = buffer.get_layout()
-        return (int(layout.storage_size()) * layout.dtype.itemsize,)
+        return (_laid_bytes(buffer),)
     op = op_of(buffer)
     made = op.meta.get("val") if op is not None else None
     made = made if isinstance(made, tuple | list) else (made,)
     return tuple(val.untyped_storage().nbytes() if isinstance(val, torch.Tensor) else 0 for val in made)
+
+
+def _laid_bytes(buffer: ir.Buffer) -> int:
+    layout = buffer.get_layout()
+    return int(layout.storage_size()) * layout.dtype.itemsize
 
 
 def op_of(buffer: ir.ExternKernel) -> fx.Node | None:
