@@ -28,7 +28,7 @@ class LateArguments:
         for call in np.flatnonzero(self._is_call).tolist():
             for argument in flow.inputs[call]:
                 way = [argument]
-                while flow.kind[way[-1]] is Kind.VIEW:
+                while flow.kind[way[-1]] is Kind.VIEW and flow.inputs[way[-1]]:  # a view of a number has none
                     way.append(flow.inputs[way[-1]][0])
                 if flow.kind[way[-1]] is Kind.POINTWISE:
                     calls.append(call)

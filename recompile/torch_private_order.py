@@ -66,7 +66,7 @@ def stores_arguments_late(graph: fx.GraphModule) -> bool:
     calls = [k for k, node in enumerate(nodes) if kinds[k] is Kind.EXTERN and node.op == "call_function"]
     for k in calls:
         for argument in nodes[k].all_input_nodes:
-            while len(argument.users) == 1 and kinds[place[argument]] is Kind.VIEW:
+            while len(argument.users) == 1 and kinds[place[argument]] is Kind.VIEW and argument.all_input_nodes:
                 argument = argument.all_input_nodes[0]
             is_for_one_call = len(argument.users) == 1 and kinds[place[argument]] is Kind.POINTWISE
             if is_for_one_call and any(place[argument] < other < k for other in calls):

@@ -209,7 +209,7 @@ def has_late_argument(flow, program, kept):
     place = {i: position for position, i in enumerate(program)}
     for call in (i for i in program if flow.kind[i] is Kind.EXTERN):
         for argument in flow.inputs[call]:
-            while len(users.get(argument, ())) == 1 and flow.kind[argument] is Kind.VIEW:
+            while len(users.get(argument, ())) == 1 and flow.kind[argument] is Kind.VIEW and flow.inputs[argument]:
                 argument = flow.inputs[argument][0]
             is_alone = len(users.get(argument, ())) == 1 and flow.buffer[argument] not in kept
             if is_alone and flow.kind[argument] is Kind.POINTWISE:

@@ -35,6 +35,7 @@ LATE = """
         ({"return y |": "c = add a 1\n    return c |"}, False),  # with two readers a is stored where it stands
         ({"b = mm x w": "b = exp x"}, False),  # no call between the two
         ({"a = mul x x": "a = cumsum x 1"}, False),  # a library call's result is there at once
+        ({"a =": "n = _conj 1j\n    p = mul x n\n    a =", "y |": "y p |"}, True),  # n is a view of a number
     ],
 )
 def test_a_value_for_one_call_alone_waits_for_what_is_called_before_it(changes, is_late):
